@@ -1,0 +1,1 @@
+"""The one idea: nothing depends on the rank."""

@@ -1,0 +1,150 @@
+"""The order of samples and how a batch is cut: functions of (seed, fit, epoch), never of the process count.
+
+An epoch's n samples are cut into ceil(n / batch_size) batches whose sizes differ by at most one; a batch is cut into
+accumulation parts, and each part over the processes. Slices may be uneven; nothing is dropped or repeated.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from accel_geo.parallel.keys import fold, generator
+
+
+class Request(NamedTuple):
+    """Which sample to load, and how.
+
+    Attributes:
+        index: position in the split.
+        key: root of all keyed randomness of this sample at this occurrence; 0 draws nothing.
+        pad: (H, W) to pad to, the same for the whole global batch; None pads nothing.
+    """
+
+    index: int
+    key: int = 0
+    pad: tuple[int, int] | None = None
+
+
+def permutation(n: int, seed: int, fit: int, epoch: int) -> list[int]:
+    """Return the order of n samples in one epoch."""
+    return torch.randperm(n, generator=generator(seed, fit, epoch, "order")).tolist()
+
+
+def cut(n: int, parts: int) -> list[slice]:
+    """Cut n items into consecutive slices whose sizes differ by at most one, larger ones first."""
+    small, larger = divmod(n, parts)
+    edges = [0]
+    for part in range(parts):
+        edges.append(edges[-1] + small + (part < larger))
+    return [slice(a, b) for a, b in zip(edges[:-1], edges[1:])]
+
+
+def batch_count(n: int, batch_size: int) -> int:
+    """Return the number of batches, hence of optimizer steps, in an epoch of n samples."""
+    return -(-n // batch_size)
+
+
+def check_cut(n: int, batch_size: int, accumulate: int, processes: int) -> None:
+    """Refuse a cut that would leave a process without a sample.
+
+    Raises:
+        ValueError: the smallest accumulation part has fewer samples than there are processes.
+    """
+    if n < 1:
+        raise ValueError("the training split is empty: nothing to train on; lower --val-split or give more chips")
+    if batch_size < 1 or accumulate < 1:
+        raise ValueError(f"--batch-size {batch_size} and --accumulate {accumulate} must be at least 1")
+    smallest_batch = n // batch_count(n, batch_size)
+    smallest_part = smallest_batch // accumulate
+    if smallest_part < processes:
+        raise ValueError(
+            f"{n} training chips in batches of at most {batch_size} (smallest {smallest_batch}), cut into {accumulate} "
+            f"accumulation part(s), leave {smallest_part} sample(s) for {processes} process(es). Use a larger "
+            "--batch-size, or --per-device-batch-size N with --scale-lr linear, a smaller --accumulate, or fewer processes"
+        )
+
+
+class EpochOrder:
+    """Yields this process's requests of an epoch, one list for each accumulation part of each batch.
+
+    Used as the batch sampler of a DataLoader; `start(epoch, batch)` sets where the next iteration begins.
+
+    Args:
+        ids: image_id of each sample of the split.
+        sizes: (H, W) of each sample before padding.
+        batch_size: samples in a global batch.
+        accumulate: parts of a batch.
+        seed: seed of the run.
+        fit: number of the fit.
+        rank: this process.
+        processes: all processes.
+    """
+
+    def __init__(
+        self,
+        ids: list[int],
+        sizes: list[tuple[int, int]],
+        *,
+        batch_size: int,
+        accumulate: int,
+        seed: int,
+        fit: int,
+        rank: int,
+        processes: int,
+    ) -> None:
+        self.ids, self.sizes = ids, sizes
+        self.batch_size, self.accumulate = batch_size, accumulate
+        self.seed, self.fit, self.rank, self.processes = seed, fit, rank, processes
+        self.epoch, self.batch = 0, 0
+
+    def start(self, epoch: int, batch: int = 0) -> None:
+        """Let the next iteration begin at this batch of this epoch."""
+        self.epoch, self.batch = epoch, batch
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        """Return the positions of the samples of every global batch of an epoch."""
+        n = len(self.ids)
+        order = permutation(n, self.seed, self.fit, epoch)
+        return [order[piece] for piece in cut(n, batch_count(n, self.batch_size))]
+
+    def shares(self, batch: int, epoch: int) -> list[list[int]]:
+        """Return how many samples each process has in each part of a batch: [part][process]."""
+        size = len(self.batches(epoch)[batch])
+        return [
+            [share.stop - share.start for share in cut(part.stop - part.start, self.processes)]
+            for part in cut(size, self.accumulate)
+        ]
+
+    def __len__(self) -> int:
+        return (batch_count(len(self.ids), self.batch_size) - self.batch) * self.accumulate
+
+    def __iter__(self) -> Iterator[list[Request]]:
+        epoch = self.epoch
+        for batch in self.batches(epoch)[self.batch :]:
+            pad = self.padded_size(batch)
+            for part in cut(len(batch), self.accumulate):
+                mine = batch[part][cut(part.stop - part.start, self.processes)[self.rank]]
+                yield [Request(i, fold(self.seed, self.fit, epoch, self.ids[i], 0), pad) for i in mine]
+
+    def padded_size(self, batch: list[int]) -> tuple[int, int] | None:
+        """Return the size that a whole global batch is padded to, or None where all sizes agree."""
+        sizes = {self.sizes[i] for i in batch}
+        return None if len(sizes) == 1 else (max(h for h, _ in sizes), max(w for _, w in sizes))
+
+
+def evaluation_chunks(sizes: list[tuple[int, int]], chunk: int, place: Callable[[int], bool]) -> Iterator[list[Request]]:
+    """Yield the requests of an exact evaluation, chunk by chunk, for the chunks that `place` gives to this process.
+
+    A chunk holds consecutive samples of one size. What is in it does not depend on the process count, so that a sample
+    is computed in the same company, hence to the same bit, everywhere.
+    """
+    number, requests = 0, []
+    for index, size in enumerate(sizes):
+        if requests and (len(requests) == chunk or sizes[requests[0].index] != size):
+            if place(number):
+                yield requests
+            number, requests = number + 1, []
+        requests.append(Request(index))
+    if requests and place(number):
+        yield requests
