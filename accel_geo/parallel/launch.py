@@ -1,0 +1,212 @@
+"""From a launcher's environment to an Accelerator that runs the processes asked for, or a message with the command that does.
+
+The traps answered here are those of accelerate 1.15 and torch 2.14 on machines without an accelerator.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+
+CPU_COUNT_LOST = """accelerate launch was asked for several processes on the CPU, but started only one: its --cpu switch and
+its MULTI_CPU type (what `accelerate config` writes here) need an MPI host file, and do not pass the count on.
+Start the same script with one of
+    accelerate launch --config_file accelerate_configs/cpu_2proc.yaml {script}
+    torchrun --standalone --nproc-per-node 2 {script}
+    python {script} --devices 2"""
+
+
+def launched(env: Mapping[str, str] = os.environ) -> bool:
+    """Say whether a launcher started this process as one of a world."""
+    return "LOCAL_RANK" in env or "RANK" in env
+
+
+def check_environment(devices: int = 1, env: Mapping[str, str] = os.environ, script: str | None = None) -> None:
+    """Stop where a launcher silently started fewer processes than asked, or several that believe to be alone.
+
+    Args:
+        devices: the processes that the script itself was asked to start.
+        env: the environment.
+        script: the command to show, with its arguments.
+
+    Raises:
+        ValueError: with the command that works.
+    """
+    script = script or _command()
+    if launched(env):
+        if devices > 1:
+            raise ValueError(
+                f"--devices {devices} starts processes by itself, but a launcher already started this one "
+                f"(rank {env.get('RANK', '?')} of {env.get('WORLD_SIZE', '?')}); use one of the two:\n"
+                f"    python {script} --devices {devices}\n    accelerate launch --config_file ... {script}"
+            )
+        if "WORLD_SIZE" not in env:
+            raise ValueError(
+                "the launcher set LOCAL_RANK or RANK but no WORLD_SIZE, so the number of processes is unknown; "
+                f"start it with\n    torchrun --standalone --nproc-per-node 2 {script}"
+            )
+        return
+    if "MASTER_ADDR" in env and any(name.startswith("ACCELERATE_") for name in env) and not mpi_size(env):
+        raise ValueError(CPU_COUNT_LOST.format(script=script))
+    tasks = int(env.get("SLURM_STEP_NUM_TASKS", "1") or 1)
+    if tasks > 1 and "SLURM_PROCID" in env and not mpi_size(env):
+        raise ValueError(
+            f"srun started {tasks} tasks, but nothing tells them to work together; start one launcher on each node:\n"
+            f"    srun --ntasks-per-node 1 torchrun --nnodes $SLURM_NNODES --nproc-per-node N --rdzv-backend c10d "
+            f"--rdzv-endpoint $(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1):29500 {script}"
+        )
+
+
+def mpi_size(env: Mapping[str, str] = os.environ) -> int:
+    """Return the number of processes that an MPI launcher started, 0 where there is none."""
+    sizes = (env.get(name) for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"))
+    return max((int(size) for size in sizes if size), default=0)
+
+
+def _command() -> str:
+    return " ".join([os.path.relpath(sys.argv[0]) if sys.argv[0].endswith(".py") else sys.argv[0], *sys.argv[1:]])
+
+
+def start(
+    *,
+    cpu: bool = False,
+    threads: int | None = None,
+    timeout: float = 600.0,
+    precision: str | None = None,
+    tracker: str | None = None,
+    project_dir: str | None = None,
+) -> object:
+    """Build the Accelerator of this process and check that it sees the world the launcher meant.
+
+    Args:
+        cpu: use the CPU even where an accelerator exists.
+        threads: CPU threads of this process; None: a lone process takes all cores, several of a machine share them.
+        timeout: seconds after which a collective call that some process never reaches fails.
+        precision: "no", "bf16" or "fp16"; None takes accelerate's own setting.
+        tracker: a tracker that accelerate knows, such as "tensorboard".
+        project_dir: where trackers write.
+
+    Returns:
+        An `accelerate.Accelerator`.
+
+    Raises:
+        ValueError: fewer processes than the launcher asked for, or a precision that this device cannot do.
+    """
+    import torch
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+    check_environment()
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+        raise ValueError(
+            "DeepSpeed takes over the optimizer, the loss scaling and the checkpoint, which this loop keeps itself (it "
+            "promises the same run on any device count); use accelerate_configs/ddp.yaml, or fsdp2.yaml to shard the model"
+        )
+    on_cpu = cpu or not (torch.cuda.is_available() or _other_accelerator())
+    precision = precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision == "fp16" and on_cpu:
+        raise ValueError("--precision fp16 needs a GPU (its gradients are scaled there); on the CPU use bf16 or no")
+    if precision not in ("no", "bf16", "fp16"):
+        raise ValueError(f"precision {precision!r} is not supported; choose no, bf16 or fp16")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # keeps accelerate from setting threads with a warning; set below
+    # Sharding is done by torch's fully_shard in the loop, on the CPU too, where accelerate would ignore it.
+    fsdp = os.environ.pop("ACCELERATE_USE_FSDP", None)
+    try:
+        accelerator = Accelerator(
+            cpu=on_cpu,
+            mixed_precision=precision,
+            log_with=tracker,
+            project_dir=project_dir,
+            kwargs_handlers=[
+                InitProcessGroupKwargs(timeout=timedelta(seconds=timeout)),
+                # All processes update their buffers alike, so there is nothing to broadcast in each forward pass.
+                DistributedDataParallelKwargs(broadcast_buffers=False),
+            ],
+        )
+    finally:
+        if fsdp is not None:
+            os.environ["ACCELERATE_USE_FSDP"] = fsdp
+    expected = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != max(expected, mpi_size()):
+        raise ValueError(
+            f"the launcher started {max(expected, mpi_size())} processes, but this one sees {accelerator.num_processes}; "
+            f"start it with\n    torchrun --standalone --nproc-per-node {expected} {_command()}"
+        )
+    if on_cpu:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
+        torch.set_num_threads(threads or max(1, available_cores() // local))
+    elif threads:
+        torch.set_num_threads(threads)
+    return accelerator
+
+
+def sharding_asked() -> bool:
+    """Say whether the launcher's configuration asks for a model sharded over the devices (FSDP)."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+def available_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _other_accelerator() -> bool:
+    import torch
+
+    return bool(getattr(torch, "accelerator", None)) and torch.accelerator.is_available()
+
+
+def device_report(device: object = None) -> dict[str, object]:
+    """Describe this process and its device: rank, host, pid, device, name and memory in GiB (None where unknown)."""
+    import torch
+
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    name, memory = _cpu_name(), None
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        name, memory = properties.name, properties.total_memory / 2**30
+    elif device.type == "cpu" and hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return {
+        "rank": int(os.environ.get("RANK", 0)),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": str(device),
+        "name": name,
+        "memory_gib": None if memory is None else round(memory, 1),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        import platform
+
+        return platform.processor() or "CPU"
+
+
+def device_table(reports: list[dict[str, object]]) -> str:
+    """Format device reports, one line for each process."""
+    lines = []
+    for r in sorted(reports, key=lambda r: r["rank"]):
+        memory = "" if r["memory_gib"] is None else f", {r['memory_gib']} GiB"
+        threads = f", {r['threads']} thread(s)" if str(r["device"]).startswith("cpu") else ""
+        lines.append(f"rank {r['rank']}: {r['device']} ({r['name']}{memory}{threads}) on {r['host']}, process {r['pid']}")
+    return "\n".join(lines)
+
+
+def device_load(device: object) -> dict[str, float]:
+    """Return what the device tells of its load: memory in GiB and utilisation in percent; empty where it tells nothing."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return {}
+    load = {"memory_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 3)}
+    try:
+        load["utilisation"] = float(torch.cuda.utilization(device))
+    except Exception:  # the driver's library may be missing or refuse; the load is a courtesy
+        return load
+    return load
