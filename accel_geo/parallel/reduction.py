@@ -95,6 +95,22 @@ def broadcast_json(value: object) -> object:
     return gather_json(value if is_main() else None)[0] if world_size() > 1 else value
 
 
+def broadcast_tensors(tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    """Return the main process's named tensors on all processes, on the CPU; the others' arguments are ignored."""
+    if world_size() == 1:
+        return tensors
+    table = broadcast_json({k: [list(t.shape), str(t.dtype)] for k, t in tensors.items()} if is_main() else None)
+    device, result = communication_device(), {}
+    for name, (shape, dtype) in table.items():
+        if is_main():
+            sent = tensors[name].to(device).contiguous()
+        else:
+            sent = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=device)
+        dist.broadcast(sent, src=0)
+        result[name] = sent.cpu()
+    return result
+
+
 def communication_device() -> torch.device:
     """Return the device whose tensors the process group can send."""
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")

@@ -60,8 +60,11 @@ def _wait(workers: list[subprocess.Popen]) -> int:
     while True:
         codes = [worker.poll() for worker in workers]
         if failed is None:
-            failed = next(((rank, code) for rank, code in enumerate(codes) if code), None)
-            if failed is not None:
+            if any(codes):
+                # A killed worker takes its peers along within moments: name the killed one, not whoever was seen first.
+                time.sleep(0.3)
+                codes = [worker.poll() for worker in workers]
+                failed = min(((rank, code) for rank, code in enumerate(codes) if code), key=lambda f: (f[1] > 0, f[0]))
                 rank, code = failed
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
                 print(f"accel_geo: rank {rank} {how}; the other processes end too.", file=sys.stderr, flush=True)
