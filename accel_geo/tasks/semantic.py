@@ -1,0 +1,119 @@
+"""Semantic segmentation: a class for every pixel."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from accel_geo.tasks.base import Metrics, Task, array, class_scores, counted, mean, ratio, show
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from accel_geo.data.spec import DataSpec
+
+IGNORED = 255  # no-data, padding, outside the labelled area
+
+
+class Semantic(Task):
+    """Metrics of pixels: sums of pixel counts over all chips, then one division.
+
+    `miou`, the monitor, is the mean IoU over the background and all classes, `miou_no_background` over the classes
+    alone; classes that occur neither in the truth nor in the prediction are left out of both. Where the data say
+    `ignore_background`, pixels of background in the truth count nowhere and both means are over the classes.
+    """
+
+    name = "semantic"
+    monitor = "miou"
+    columns = {"iou": "IoU", "precision": "precision", "recall": "recall", "f1": "F1", "support": "pixels"}
+    totals = {"iou": "miou", "precision": "precision_mean", "recall": "recall_mean", "f1": "f1_mean"}
+
+    def record(self, spec: DataSpec, prediction: dict, target: dict, file: str) -> dict:
+        """Return the record of one chip.
+
+        `truth` holds the confusion counts as sparse triples [truth, prediction, pixels] of labels 0..K, ignored pixels
+        left out; `prediction` the predicted pixels of each class value over the whole chip without padding.
+        """
+        record = {"image_id": int(target["image_id"]), "file": file, "prediction": {"pixels": {}}, "truth": None}
+        if target["ignore"]:
+            return record
+        h, w = target["size"]
+        predicted = array(prediction["mask"])[:h, :w].astype(np.int64)
+        truth = array(target["mask"])[:h, :w].astype(np.int64)
+        valid = truth != IGNORED
+        labels = len(spec.classes) + 1
+        _check(file, "prediction", predicted, labels)
+        _check(file, "truth", truth[valid], labels)
+        pixels: Counter = Counter()
+        for label, count in zip(*np.unique(predicted, return_counts=True)):
+            pixels[str((0, *spec.class_values)[label])] += int(count)
+        counts = np.bincount(truth[valid] * labels + predicted[valid], minlength=labels**2)
+        cells = np.flatnonzero(counts)
+        record["prediction"]["pixels"] = dict(pixels)
+        record["truth"] = {"confusion": [[int(c // labels), int(c % labels), int(counts[c])] for c in cells]}
+        return record
+
+    def confusion(self, spec: DataSpec, records: Iterable[dict]) -> np.ndarray:
+        """Return the pixel counts [K + 1, K + 1] over all records: rows truth, columns prediction."""
+        total = np.zeros((len(spec.classes) + 1,) * 2, dtype=np.int64)
+        for record in counted(records):
+            for truth, predicted, count in record["truth"]["confusion"]:
+                total[truth, predicted] += count
+        if spec.ignore_background:
+            total[0] = 0
+        return total
+
+    def metrics(self, spec: DataSpec, records: Iterable[dict]) -> Metrics:
+        """Return accuracy, the mean IoUs, means over classes, and per class iou, precision, recall, f1 and support."""
+        total = self.confusion(spec, records)
+        hits, true, predicted = np.diagonal(total), total.sum(1), total.sum(0)
+        iou = [ratio(h, t + p - h) for h, t, p in zip(hits, true, predicted)]
+        if spec.ignore_background:
+            iou[0] = None
+        scores = class_scores(hits[1:], predicted[1:], true[1:])
+        return {
+            "accuracy": ratio(hits.sum(), total.sum()),
+            "miou": mean(iou),
+            "miou_no_background": mean(iou[1:]),
+            "iou_background": iou[0],
+            "precision_mean": mean(scores["precision"]),
+            "recall_mean": mean(scores["recall"]),
+            "f1_mean": mean(scores["f1"]),
+            "iou": iou[1:],
+            **scores,
+            "support": true[1:].tolist(),
+        }
+
+    def extra_rows(self, metrics: Metrics) -> list[list[str]]:
+        """Return the rows of the background and of the mean over the classes alone."""
+        return [
+            ["background", show(metrics["iou_background"]), "", "", "", ""],
+            ["all without background", show(metrics["miou_no_background"]), "", "", "", ""],
+        ]
+
+    def charts(self, spec: DataSpec, records: Iterable[dict]) -> list[tuple[str, bytes]]:
+        """Return the confusion matrix of pixels."""
+        from accel_geo.report.pictures import confusion_matrix, to_png
+
+        total = self.confusion(spec, records)
+        return [("Confusion of pixels", to_png(confusion_matrix(total, ("background", *spec.classes))))]
+
+    def draw(self, axes: Axes, spec: DataSpec, image: Tensor | np.ndarray, labels: dict, kind: str) -> str:
+        """Lay the mask over the image; ignored pixels are hatched."""
+        from accel_geo.report import pictures
+
+        rgb = pictures.stretch(array(image), spec.bands)
+        pictures.show_mask(axes, rgb, array(labels["mask"]), pictures.colours(len(spec.classes)), ignored=IGNORED)
+        return kind
+
+
+def _check(file: str, what: str, values: np.ndarray, labels: int) -> None:
+    if values.size and (values.min() < 0 or values.max() >= labels):
+        raise ValueError(
+            f"{file}: the {what} holds labels {values.min()}..{values.max()}; allowed are 0..{labels - 1}"
+            + (f" and {IGNORED} (ignored)" if what == "truth" else "")
+        )
