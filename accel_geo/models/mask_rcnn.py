@@ -1,0 +1,216 @@
+"""MaskRCNN: boxes, classes and masks of single objects (He et al., 2017), on torchvision's parts."""
+
+import re
+from collections.abc import Sequence
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.roi_heads import paste_masks_in_image
+from torchvision.models.detection.rpn import RPNHead
+
+from accel_geo.models.base import GeoModel
+from accel_geo.nn.backbones import build_backbone, cannot_download, pad_to_multiple, pretrained_state
+from accel_geo.nn.regions import FeaturePyramid, PyramidAnchors, RegionHeads, RegionProposals
+from accel_geo.nn.weights import load_weights
+from accel_geo.parallel.reduction import Loss
+
+# what an argument left at None stands for; "full" is torchvision's
+SIZES = {
+    "full": {
+        "smallest_anchor": 32,
+        "rpn_pre_nms_top_n_train": 2000,
+        "rpn_pre_nms_top_n_test": 1000,
+        "rpn_post_nms_top_n_train": 2000,
+        "rpn_post_nms_top_n_test": 1000,
+        "rpn_batch_size_per_image": 256,
+        "box_batch_size_per_image": 512,
+    },
+    "small": {
+        "smallest_anchor": 8,
+        "rpn_pre_nms_top_n_train": 300,
+        "rpn_pre_nms_top_n_test": 300,
+        "rpn_post_nms_top_n_train": 150,
+        "rpn_post_nms_top_n_test": 100,
+        "rpn_batch_size_per_image": 64,
+        "box_batch_size_per_image": 64,
+    },
+}
+# channels of the pyramid, of the box head, of each mask convolution
+WIDTHS = {"full": (256, 1024, (256,) * 4), "small": (64, 256, (64,) * 2)}
+
+
+class MaskRCNN(GeoModel):
+    """A feature pyramid, a region proposal network, and a box and a mask head on the proposed regions.
+
+    Chips of any size are taken as they are: nothing is resized. An argument left at None follows `size`, which sets how wide
+    and how many things are, never the backbone; "full" is torchvision's network, "small" one for chips of about 128 px.
+
+    Args:
+        data: the data, or their DataSpec.
+        backbone: a torchvision or timm name, see nn/backbones.py.
+        weights: None (random), "default" (pretrained: on COCO for the full ResNet-50, else the backbone alone) or a path,
+            see nn/weights.py.
+        size: "full" or "small".
+        anchor_sizes: side of the square anchor at each level of the pyramid, finest first, in pixels; None: 32 and its
+            doubles, 8 and its doubles for "small".
+        anchor_ratios: height / width of the anchors.
+        rpn_pre_nms_top_n_train: proposals of a level before non-maximum suppression, in training.
+        rpn_pre_nms_top_n_test: the same in evaluation.
+        rpn_post_nms_top_n_train: proposals of an image after it, in training.
+        rpn_post_nms_top_n_test: the same in evaluation.
+        rpn_nms_thresh: intersection over union above which a proposal is suppressed.
+        rpn_fg_iou_thresh: an anchor of at least this overlap with an object is positive.
+        rpn_bg_iou_thresh: an anchor below this overlap with every object is negative.
+        rpn_batch_size_per_image: anchors sampled from an image.
+        rpn_positive_fraction: the largest share of positives among them.
+        rpn_score_thresh: proposals below this probability are dropped.
+        box_score_thresh: detections below this score are dropped.
+        box_nms_thresh: overlap above which a detection is suppressed by a better one of its class.
+        box_detections_per_img: detections of an image at most.
+        box_fg_iou_thresh: a region of at least this overlap with an object is positive.
+        box_bg_iou_thresh: a region below this overlap with every object is negative.
+        box_batch_size_per_image: regions sampled from an image.
+        box_positive_fraction: the largest share of positives among them.
+        bbox_reg_weights: weights of the box deltas; None: 10, 10, 5, 5.
+
+    Raises:
+        ValueError: an unknown backbone or size, a wrong number of anchor sizes, or weights of another backbone.
+        FileNotFoundError: no such weights, or no download of them from here.
+    """
+
+    task = "instances"
+
+    def __init__(
+        self,
+        data: object,
+        *,
+        backbone: str = "resnet50",
+        weights: str | None = None,
+        size: str = "full",
+        anchor_sizes: Sequence[int] | None = None,
+        anchor_ratios: Sequence[float] = (0.5, 1.0, 2.0),
+        rpn_pre_nms_top_n_train: int | None = None,
+        rpn_pre_nms_top_n_test: int | None = None,
+        rpn_post_nms_top_n_train: int | None = None,
+        rpn_post_nms_top_n_test: int | None = None,
+        rpn_nms_thresh: float = 0.7,
+        rpn_fg_iou_thresh: float = 0.7,
+        rpn_bg_iou_thresh: float = 0.3,
+        rpn_batch_size_per_image: int | None = None,
+        rpn_positive_fraction: float = 0.5,
+        rpn_score_thresh: float = 0.0,
+        box_score_thresh: float = 0.05,
+        box_nms_thresh: float = 0.5,
+        box_detections_per_img: int = 100,
+        box_fg_iou_thresh: float = 0.5,
+        box_bg_iou_thresh: float = 0.5,
+        box_batch_size_per_image: int | None = None,
+        box_positive_fraction: float = 0.25,
+        bbox_reg_weights: Sequence[float] | None = None,
+    ) -> None:
+        arguments = {k: v for k, v in locals().items() if k not in ("self", "data", "weights", "__class__")}
+        super().__init__(data, **{k: list(v) if isinstance(v, tuple) else v for k, v in arguments.items()})
+        if size not in SIZES:
+            raise ValueError(f"size is 'full' or 'small', not {size!r}")
+        chosen = {k: SIZES[size][k] if v is None and k in SIZES[size] else v for k, v in arguments.items()}
+        width, box_width, mask_widths = WIDTHS[size]
+        outputs = 1 + len(self.spec.classes)
+
+        self.backbone = FeaturePyramid(build_backbone(backbone, len(self.spec.bands)), width)
+        levels = len(self.backbone.strides)
+        if anchor_sizes is None:
+            anchor_sizes = [SIZES[size]["smallest_anchor"] * 2**level for level in range(levels)]
+        if len(anchor_sizes) != levels:
+            raise ValueError(f"anchor_sizes {list(anchor_sizes)}: {backbone} needs {levels}, one for each of its levels")
+        self.rpn = RegionProposals(
+            PyramidAnchors(anchor_sizes, anchor_ratios, self.backbone.strides),
+            RPNHead(width, len(anchor_ratios)),
+            fg_iou_thresh=rpn_fg_iou_thresh,
+            bg_iou_thresh=rpn_bg_iou_thresh,
+            batch_size_per_image=chosen["rpn_batch_size_per_image"],
+            positive_fraction=rpn_positive_fraction,
+            pre_nms_top_n={"training": chosen["rpn_pre_nms_top_n_train"], "testing": chosen["rpn_pre_nms_top_n_test"]},
+            post_nms_top_n={"training": chosen["rpn_post_nms_top_n_train"], "testing": chosen["rpn_post_nms_top_n_test"]},
+            nms_thresh=rpn_nms_thresh,
+            score_thresh=rpn_score_thresh,
+        )
+        self.roi_heads = RegionHeads(
+            self.backbone.pooling(7),
+            TwoMLPHead(width * 7**2, box_width),
+            FastRCNNPredictor(box_width, outputs),
+            fg_iou_thresh=box_fg_iou_thresh,
+            bg_iou_thresh=box_bg_iou_thresh,
+            batch_size_per_image=chosen["box_batch_size_per_image"],
+            positive_fraction=box_positive_fraction,
+            bbox_reg_weights=bbox_reg_weights,
+            score_thresh=box_score_thresh,
+            nms_thresh=box_nms_thresh,
+            detections_per_img=box_detections_per_img,
+            mask_roi_pool=self.backbone.pooling(14),
+            mask_head=MaskRCNNHeads(width, mask_widths, 1),
+            mask_predictor=MaskRCNNPredictor(mask_widths[-1], mask_widths[-1], outputs),
+        )
+        if weights is not None:
+            on_coco = backbone == "resnet50" and size == "full"
+            self.weights_report = load_weights(
+                self,
+                weights,
+                backbone=self.backbone.body,
+                heads=("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits."),
+                bands=self.spec.bands,
+                classes=self.spec.classes,
+                default=_coco_state if on_coco else lambda: pretrained_state(backbone),
+                rename=modern_name,
+            )
+
+    def backbone_modules(self) -> list[nn.Module]:
+        """Return what `freeze` freezes."""
+        return [self.backbone.body]
+
+    def forward(self, images: Tensor, targets: list[dict] | None = None) -> dict[str, Loss] | list[dict]:
+        """Find the objects in images [B, C, H, W].
+
+        Args:
+            images: scaled to 0..1, padded on the right and below.
+            targets: needed in training: `boxes`, `labels`, `masks`, and `size`, `key`, `ignore` of each image; in
+                evaluation their `size` is used where given.
+
+        Returns:
+            In training the loss terms; in evaluation per image {"boxes" [N, 4], "labels" [N] 1..K, "scores" [N],
+            "masks" bool [N, H, W]}, best first.
+        """
+        height, width = images.shape[-2:]
+        normalized = self.normalize(images)
+        if targets is None:
+            sizes = [(height, width)] * len(images)
+        else:
+            sizes = [tuple(int(side) for side in target["size"]) for target in targets]
+            targets = [{**target, "boxes": target["boxes"].to(normalized)} for target in targets]
+        grid = ImageList(pad_to_multiple(normalized, self.backbone.body.strides[-1]), sizes)
+        features = self.backbone(grid.tensors)
+        proposals, losses = self.rpn(grid, features, targets)
+        results, head_losses = self.roi_heads(features, proposals, sizes, targets)
+        if self.training:
+            return losses | head_losses
+        for result in results:
+            result["masks"] = paste_masks_in_image(result["masks"], result["boxes"], (height, width))[:, 0] >= 0.5
+        return results
+
+
+def modern_name(name: str) -> str:
+    """Return today's torchvision name of a tensor of a Mask R-CNN published before torchvision 0.14."""
+    name = re.sub(r"((?:inner|layer)_blocks\.\d+)\.(weight|bias)$", r"\1.0.\2", name)
+    name = re.sub(r"(rpn\.head\.conv)\.(weight|bias)$", r"\1.0.0.\2", name)
+    return re.sub(r"mask_fcn(\d)\.(weight|bias)$", lambda m: f"{int(m[1]) - 1}.0.{m[2]}", name)
+
+
+def _coco_state() -> dict[str, Tensor]:
+    weights = torchvision.models.detection.MaskRCNN_ResNet50_FPN_Weights.COCO_V1
+    try:
+        return weights.get_state_dict(progress=False, check_hash=True)
+    except Exception as error:
+        raise cannot_download("Mask R-CNN with resnet50", weights.url, error) from error
