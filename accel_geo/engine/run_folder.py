@@ -55,11 +55,12 @@ class RunFolder:
 
     Args:
         path: the folder; None keeps everything in memory and writes nothing.
+        history: of the fits before this one, where there is no folder that holds it.
     """
 
-    def __init__(self, path: str | os.PathLike | None) -> None:
+    def __init__(self, path: str | os.PathLike | None, history: list[dict] | None = None) -> None:
         self.path = None if path is None else Path(path)
-        self.history: list[dict] = []
+        self.history: list[dict] = list(history or [])
         self._lines = None
         self._silent = not is_main()
 

@@ -198,13 +198,18 @@ def device_table(reports: list[dict[str, object]]) -> str:
     return "\n".join(lines)
 
 
-def device_load(device: object) -> dict[str, float]:
-    """Return what the device tells of its load: memory in GiB and utilisation in percent; empty where it tells nothing."""
+def device_load(device: object, utilisation: bool = False) -> dict[str, float]:
+    """Return what the device tells of its load: peak memory in GiB and, if asked, utilisation in percent.
+
+    Empty where it tells nothing, as on the CPU.
+    """
     import torch
 
     if torch.device(device).type != "cuda":
         return {}
     load = {"memory_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 3)}
+    if not utilisation:
+        return load
     try:
         load["utilisation"] = float(torch.cuda.utilization(device))
     except Exception:  # the driver's library may be missing or refuse; the load is a courtesy

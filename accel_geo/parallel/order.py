@@ -108,9 +108,11 @@ class EpochOrder:
         order = permutation(n, self.seed, self.fit, epoch)
         return [order[piece] for piece in cut(n, batch_count(n, self.batch_size))]
 
-    def shares(self, batch: int, epoch: int) -> list[list[int]]:
-        """Return how many samples each process has in each part of a batch: [part][process]."""
-        size = len(self.batches(epoch)[batch])
+    def shares(self, batch: int) -> list[list[int]]:
+        """Return how many samples each process has in each part of a batch, the same in every epoch: [part][process]."""
+        n = len(self.ids)
+        small, larger = divmod(n, batch_count(n, self.batch_size))
+        size = small + (batch < larger)
         return [
             [share.stop - share.start for share in cut(part.stop - part.start, self.processes)]
             for part in cut(size, self.accumulate)
