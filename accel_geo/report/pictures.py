@@ -82,7 +82,9 @@ def grid(
     for place in axes.flat:
         place.set_axis_off()
     if legend:
-        patches = [Patch(facecolor=colour, edgecolor="#333333", linewidth=0.5, label=name) for name, colour in legend]
+        patches = [
+            Patch(facecolor=colour, edgecolor="#333333", linewidth=0.5, label=_plain(name)) for name, colour in legend
+        ]
         figure.legend(
             handles=patches,
             loc="lower center",
@@ -115,6 +117,12 @@ def to_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
+def _plain(text: str) -> str:
+    """Return a name such that matplotlib neither reads formulas in it nor hides it from a legend."""
+    text = text.replace("$", r"\$")
+    return " " + text if text.startswith("_") else text
+
+
 def show_image(axes: Axes, rgb: np.ndarray) -> None:
     """Show RGB [H, W, 3] in [0, 1] on a pixel grid whose corner is (0, 0)."""
     h, w = rgb.shape[:2]
@@ -128,7 +136,7 @@ def caption(axes: Axes, name: str, text: str) -> None:
     """Write a file name and a text above a picture, shortened to its width."""
     name = name if len(name) <= 26 else "…" + name[-25:]
     line = "  ".join(part for part in (name, text) if part)
-    axes.set_title(line if len(line) <= 52 else line[:51] + "…", fontsize=_TEXT - 1, pad=3, color="#222222")
+    axes.set_title(_plain(line if len(line) <= 52 else line[:51] + "…"), fontsize=_TEXT - 1, pad=3, color="#222222")
 
 
 def show_mask(
@@ -181,30 +189,29 @@ def show_instances(
         _outline(axes, masks, chosen, width=1.4)
     # Tags of many small objects would hide them: the more there are, the less is written.
     tags = "full" if len(boxes) <= 6 else "score" if len(boxes) <= 30 else "none"
+    taken: list[tuple[float, float, float]] = []
     for i, (x1, y1, x2, y2) in enumerate(boxes):
         axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=chosen[i], linewidth=0.8, alpha=0.9))
         text = names[int(labels[i]) - 1] if tags == "full" else ""
         if scores is not None and tags != "none":
             text = f"{text} {scores[i]:.2f}".strip()
         if text:
-            _tag(axes, x1, y1, text, chosen[i], _TEXT - 2.5 if tags == "full" else _TEXT - 4)
+            _tag(axes, x1, y1, text, chosen[i], _TEXT - 2.5 if tags == "full" else _TEXT - 4, taken)
 
 
-def _tag(axes: Axes, x: float, y: float, text: str, colour: Colour, size: float) -> None:
-    dark = np.dot(colour, (0.299, 0.587, 0.114)) > 0.5
+def _tag(axes: Axes, x: float, y: float, text: str, colour: Colour, size: float, taken: list) -> None:
+    """Write a tag above a point, inside the picture, moved down where another tag already stands."""
+    side, end = axes.get_ylim()[0], axes.get_xlim()[1]
+    unit = size / 72 / PANEL * side  # of a line of text, in pixels of the image
+    width, height = 0.62 * unit * len(text), 1.4 * unit
+    x, y = min(max(x, 0.0), max(end - width, 0.0)), max(y, height)
+    while any(abs(y - other_y) < height and x < right and left < x + width for left, right, other_y in taken):
+        y += height
+    taken.append((x, x + width, y))
     box = {"facecolor": colour, "edgecolor": "none", "pad": 0.8, "alpha": 0.9}
-    place = {"va": "bottom"} if y > 0.05 * max(axes.get_ylim()) else {"va": "top"}
-    right = x > 0.75 * axes.get_xlim()[1]
+    dark = np.dot(colour, (0.299, 0.587, 0.114)) > 0.5
     axes.text(
-        x,
-        y,
-        text,
-        fontsize=size,
-        color="black" if dark else "white",
-        bbox=box,
-        clip_on=True,
-        ha="right" if right else "left",
-        **place,
+        x, y, _plain(text), fontsize=size, color="black" if dark else "white", bbox=box, clip_on=True, va="bottom"
     )
 
 
@@ -215,8 +222,13 @@ def _outline(axes: Axes, masks: Iterable[np.ndarray], chosen: Iterable[Colour], 
 
     lines, line_colours = [], []
     for mask, colour in zip(masks, chosen):
-        found = contour_generator(z=np.pad(mask, 1).astype(np.float32)).lines(0.5)
-        lines += [line - 0.5 for line in found]  # padded by one, pixel centres at half
+        rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+        if not len(rows):
+            continue
+        top, left = rows[0], columns[0]
+        part = np.pad(mask[top : rows[-1] + 1, left : columns[-1] + 1], 1).astype(np.float32)
+        found = contour_generator(z=part).lines(0.5)
+        lines += [line + (left - 0.5, top - 0.5) for line in found]  # padded by one, pixel centres at half
         line_colours += [colour] * len(found)
     axes.add_collection(LineCollection(lines, colors=(0, 0, 0, 0.6), linewidths=width + 1.0), autolim=False)
     axes.add_collection(LineCollection(lines, colors=line_colours, linewidths=width), autolim=False)
@@ -237,7 +249,9 @@ def show_class(
             text += f"\ntruth: {truth}"
     h, w = rgb.shape[:2]
     box = {"facecolor": colour, "edgecolor": "none", "alpha": 0.88, "pad": 3}
-    axes.text(0.025 * w, 0.975 * h, text, color="white", fontsize=_TEXT - 0.5, va="bottom", bbox=box, clip_on=True)
+    axes.text(
+        0.025 * w, 0.975 * h, _plain(text), color="white", fontsize=_TEXT - 0.5, va="bottom", bbox=box, clip_on=True
+    )
     if prediction is not None and truth is not None:
         axes.plot([0, w, w, 0, 0], [0, 0, h, h, 0], color=colour, linewidth=6, solid_joinstyle="miter")
 
@@ -245,16 +259,16 @@ def show_class(
 def confusion_matrix(counts: np.ndarray | Sequence, names: Sequence[str]) -> Figure:
     """Return a figure of counts [K, K], rows truth and columns prediction, shaded by the share of the row."""
     counts = np.asarray(counts, dtype=np.float64)
-    k = len(names)
+    k, shown = len(names), [_plain(name) for name in names]
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     cell = 0.62 if k <= 8 else 0.42 if k <= 20 else 0.22
-    margin = 0.5 + 0.075 * max((len(name) for name in names), default=1)
+    margin = 0.4 + 0.07 * max((len(name) for name in names), default=1)
     figure = new_figure(k * cell + margin + 0.4, k * cell + margin + 0.5)
     width, height = figure.get_size_inches()
     axes = figure.add_axes((margin / width, margin / height, k * cell / width, k * cell / height))
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(k), names, rotation=90 if k > 3 else 0, fontsize=_TEXT - 1)
-    axes.set_yticks(range(k), names, fontsize=_TEXT - 1)
+    axes.set_xticks(range(k), shown, rotation=90 if k > 3 else 0, fontsize=_TEXT - 1)
+    axes.set_yticks(range(k), shown, fontsize=_TEXT - 1)
     axes.set_xlabel("prediction", fontsize=_TEXT)
     axes.set_ylabel("truth", fontsize=_TEXT)
     axes.set_title("share of the truth, in per cent", fontsize=_TEXT)
@@ -284,7 +298,8 @@ def curves(history: Sequence[dict], monitor: str | None = None) -> Figure:
     """
     steps = [line for line in history if "loss" in line]
     evaluations = [line for line in history if "valid" in line]
-    figure = new_figure(12.0, 3.4)
+    figure = new_figure(13.0, 3.2)
+    figure.set_layout_engine("constrained", w_pad=0.08)  # makes room for each legend beside its axes
     loss, rate, metric = figure.subplots(1, 3)
     x = [line["step"] for line in steps]
     _lines(loss, x, [("loss", [line["loss"] for line in steps])], smooth=True, bold="loss")
@@ -315,8 +330,9 @@ def curves(history: Sequence[dict], monitor: str | None = None) -> Figure:
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         if len(axes.get_legend_handles_labels()[1]) > 1:
-            axes.legend(fontsize=_TEXT - 2, frameon=True, framealpha=0.8, edgecolor="none", ncols=1)
-    figure.tight_layout(pad=0.6, w_pad=1.8)
+            axes.legend(
+                fontsize=_TEXT - 2, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=1.2
+            )
     return figure
 
 
@@ -334,7 +350,7 @@ def _lines(
     for i, (name, values) in enumerate(named, start=first):
         y = np.array([np.nan if value is None else value for value in values], dtype=float)
         width = 2.2 if name == bold else 1.1
-        style = {"color": palette[i % len(palette)], "linewidth": width, "label": name}
+        style = {"color": palette[i % len(palette)], "linewidth": width, "label": _plain(name)}
         if smooth and len(y) > 40:
             axes.plot(x, y, color=style["color"], linewidth=0.6, alpha=0.25)
             y = _running_mean(y, max(3, len(y) // 40))

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from accel_geo.data.spec import IGNORED
 from accel_geo.tasks.base import Metrics, Task, array, class_scores, counted, mean, ratio, show
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from accel_geo.data.spec import DataSpec
-
-IGNORED = 255  # no-data, padding, outside the labelled area
 
 
 class Semantic(Task):
@@ -101,6 +100,10 @@ class Semantic(Task):
 
         total = self.confusion(spec, records)
         return [("Confusion of pixels", to_png(confusion_matrix(total, ("background", *spec.classes))))]
+
+    def legend(self, spec: DataSpec) -> list[tuple[str, tuple]]:
+        """Return the classes and the grey of ignored pixels."""
+        return [*super().legend(spec), ("ignored", (0.4, 0.4, 0.4))]
 
     def draw(self, axes: Axes, spec: DataSpec, image: Tensor | np.ndarray, labels: dict, kind: str) -> str:
         """Lay the mask over the image; ignored pixels are hatched."""

@@ -1,0 +1,106 @@
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, fbeta_score, precision_score, recall_score
+
+from accel_geo.tasks import TASKS
+
+TASK = TASKS["classification"]
+NAN = {"average": None, "zero_division": np.nan}
+
+
+def records_of(spec, scores, truth, make_target):
+    key = "labels" if spec.multilabel else "label"
+    return [
+        TASK.record(spec, {"scores": torch.tensor(s)}, make_target(5 * i, **{key: t}), f"{i}.tif")
+        for i, (s, t) in enumerate(zip(scores, truth))
+    ]
+
+
+def same(values, expected):
+    assert len(values) == len(expected)
+    for value, other in zip(values, expected):
+        assert value is None if np.isnan(other) else value == pytest.approx(other, abs=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:A single label was found")
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 30), classes=st.integers(1, 5))
+def test_single_label_equals_scikit_learn(seed, n, classes, make_spec, make_target):
+    rng = np.random.default_rng(seed)
+    spec = make_spec("classification", tuple("abcde"[:classes]))
+    scores, truth = rng.random((n, classes)), rng.integers(0, classes, n).tolist()
+    records = records_of(spec, scores, truth, make_target)
+    metrics = TASK.metrics(spec, records)
+    predicted, labels = scores.argmax(1), list(range(classes))
+    assert metrics["accuracy"] == pytest.approx(accuracy_score(truth, predicted), abs=1e-12)
+    assert metrics["confusion"] == confusion_matrix(truth, predicted, labels=labels).tolist()
+    for key, function in (("precision", precision_score), ("recall", recall_score), ("f1", f1_score)):
+        same(metrics[key], function(truth, predicted, labels=labels, **NAN))
+    assert metrics["f1_macro"] == pytest.approx(f1_score(truth, predicted, average="macro"), abs=1e-9)
+    assert [entry["label"] for entry in TASK.predictions(records)] == [spec.class_values[i] for i in predicted]
+    assert TASK.monitor_for(spec) == "accuracy"
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 20), classes=st.integers(2, 5))
+def test_multi_label_equals_scikit_learn(seed, n, classes, make_spec, make_target):
+    rng = np.random.default_rng(seed)
+    spec = make_spec("classification", tuple("abcde"[:classes]), multilabel=True)
+    scores, truth = rng.random((n, classes)), rng.random((n, classes)) < 0.4
+    records = records_of(spec, scores, torch.from_numpy(truth).float(), make_target)
+    metrics, predicted = TASK.metrics(spec, records), scores >= 0.5
+    assert metrics["accuracy"] == pytest.approx(accuracy_score(truth, predicted), abs=1e-12)
+    for key, function in (("precision", precision_score), ("recall", recall_score), ("f1", f1_score)):
+        same(metrics[key], function(truth, predicted, **NAN))
+    same([metrics["f1_micro"]], [f1_score(truth, predicted, average="micro", zero_division=np.nan)])
+    same([metrics["fbeta"]], [fbeta_score(truth, predicted, beta=2, average="micro", zero_division=np.nan)])
+    same([metrics["f1_macro"]], [f1_score(truth, predicted, average="macro", zero_division=np.nan)])
+    assert TASK.monitor_for(spec) in metrics
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_order_json_and_ignored_chips_change_nothing(multilabel, make_spec, make_target):
+    rng = np.random.default_rng(2)
+    spec = make_spec("classification", multilabel=multilabel)
+    truth = torch.from_numpy(rng.integers(0, 2, (9, 3))).float() if multilabel else rng.integers(0, 3, 9).tolist()
+    records = records_of(spec, rng.random((9, 3)), truth, make_target)
+    key, empty = ("labels", []) if multilabel else ("label", None)
+    target = make_target(7, ignore=True, **{key: torch.zeros(3) if multilabel else -1})
+    ignored = TASK.record(spec, {"scores": torch.rand(3)}, target, "bad.tif")
+    assert ignored == {"image_id": 7, "file": "bad.tif", "truth": None, "prediction": {key: empty, "scores": []}}
+    sent = json.loads(json.dumps([*records, ignored], allow_nan=False))
+    assert sent == [*records, ignored]
+    random.Random(0).shuffle(sent)
+    assert TASK.metrics(spec, sent) == TASK.metrics(spec, records)
+    assert [entry["image_id"] for entry in TASK.predictions(sent)] == [0, 5, 7, 10, 15, 20, 25, 30, 35, 40]
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_no_chips_are_undefined(multilabel, make_spec):
+    spec = make_spec("classification", multilabel=multilabel)
+    metrics = TASK.metrics(spec, [])
+    assert metrics["accuracy"] is None and metrics["f1_micro"] is None and metrics["f1"] == [None] * 3
+    header, rows = TASK.table(spec, metrics)
+    assert [row[0] for row in rows] == ["house", "road", "tree", "all"] and {len(r) for r in rows} == {len(header)}
+
+
+def test_ties_go_to_the_first_class_and_scores_that_are_not_finite_lose(make_spec, make_target):
+    spec = make_spec("classification")
+    nan, inf = float("nan"), float("inf")
+    scores = [[0.5, 0.5, 0.0], [nan, 0.1, 0.2], [0.2, inf, 0.1], [nan, nan, nan]]
+    entries = TASK.predictions(records_of(spec, scores, [0, 1, 2, 0], make_target))
+    assert [entry["label"] for entry in entries] == [1, 9, 1, 1]
+    assert entries[1]["scores"][0] is None
+    json.dumps(entries, allow_nan=False)
+
+
+def test_scores_are_kept_to_the_bit(make_spec, make_target):
+    spec = make_spec("classification")
+    scores = np.random.default_rng(0).random((1, 3))
+    assert TASK.predictions(records_of(spec, scores, [0], make_target))[0]["scores"] == scores[0].tolist()

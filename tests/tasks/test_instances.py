@@ -1,0 +1,208 @@
+import contextlib
+import io
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from accel_geo.tasks import TASKS, coco
+
+TASK = TASKS["instances"]
+SCALARS = ("map", "map50", "map75", "map_small", "map_medium", "map_large")
+
+
+def shaken(rng, truth, extra):
+    """Detections near the truth, some with a wrong class, and some out of nowhere."""
+    n = len(truth["labels"])
+    masks = [np.roll(m.numpy(), tuple(rng.integers(-3, 4, 2)), (0, 1)) for m in truth["masks"]]
+    wrong = rng.random(n) < 0.2
+    return {
+        "boxes": torch.cat([truth["boxes"] + torch.from_numpy(rng.normal(0, 2, (n, 4))).float(), extra["boxes"]]),
+        "labels": torch.cat([torch.where(torch.from_numpy(wrong), 1, truth["labels"]), extra["labels"]]),
+        "masks": torch.cat([torch.from_numpy(np.array(masks)).reshape(-1, *truth["masks"].shape[1:]), extra["masks"]]),
+        "scores": torch.from_numpy(np.round(rng.random(n + len(extra["labels"])), 1)),
+    }
+
+
+def records_of(spec, objects, make_target, seed, chips, most=8, size=(64, 64)):
+    rng = np.random.default_rng(seed)
+    records = []
+    for i in range(chips):
+        truth = objects(rng, int(rng.integers(0, most)), len(spec.classes), size)
+        prediction = shaken(rng, truth, objects(rng, int(rng.integers(0, 5)), len(spec.classes), size))
+        records.append(TASK.record(spec, prediction, make_target(7 * i, size, **truth), f"{i}.tif"))
+    return records
+
+
+def reference(spec, records, kind):
+    """pycocotools' statistics and precisions."""
+    index = {value: i for i, value in enumerate(spec.class_values, start=1)}
+    truth, found = [], []
+    for number, record in enumerate(records):
+        for thing in record["truth"]["objects"]:
+            entry = {**thing, "image_id": number, "category_id": index[thing["label"]], "iscrowd": 0}
+            truth.append(entry | {"id": len(truth) + 1})
+        for thing in record["prediction"]["detections"]:
+            entry = {"image_id": number, "category_id": index[thing["label"]], "score": thing["score"]}
+            found.append(
+                entry | ({"bbox": thing["bbox"]} if kind == "bbox" else {"segmentation": thing["segmentation"]})
+            )
+    images = [
+        dict(zip(("height", "width"), record["truth"]["size"]), id=number) for number, record in enumerate(records)
+    ]
+    with contextlib.redirect_stdout(io.StringIO()):
+        data = COCO()
+        data.dataset = {"images": images, "annotations": truth, "categories": [{"id": i} for i in index.values()]}
+        data.createIndex()
+        evaluation = COCOeval(data, data.loadRes(found), kind)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return evaluation.stats, evaluation.eval["precision"][..., -1]
+
+
+def close(value, expected):
+    return value is None if expected == -1 else value == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("size", [(64, 64), (150, 120)])
+def test_equals_pycocotools(seed, size, make_spec, make_target, objects):
+    spec = make_spec("instances", ("a", "b", "c", "never"))
+    records = records_of(spec, objects, make_target, seed, 12, size=size)
+    for record in records:  # the last class has detections but no truth
+        record["truth"]["objects"] = [o for o in record["truth"]["objects"] if o["label"] != spec.class_values[3]]
+    metrics = TASK.metrics(spec, records)
+    stats, precision = reference(spec, records, "segm")
+    for name, expected in zip(SCALARS, stats):
+        assert close(metrics[name], expected), name
+    for k in range(4):
+        for key, values in (("ap", precision[:, :, k, 0]), ("ap50", precision[0, :, k, 0])):
+            assert close(metrics[key][k], values[values > -1].mean() if (values > -1).any() else -1)
+    assert metrics["ap"][3] is None and metrics["support"][3] == 0
+    stats, precision = reference(spec, records, "bbox")
+    assert close(metrics["box_map"], stats[0]) and close(metrics["box_map50"], stats[1])
+    assert 0 < metrics["map50"] < 1
+
+
+def test_truth_against_itself_is_perfect(make_spec, make_target, objects):
+    spec = make_spec("instances")
+    rng = np.random.default_rng(0)
+    records = []
+    for image_id in range(4):
+        truth = objects(rng, 5, 3)
+        records.append(TASK.record(spec, truth | {"scores": torch.ones(5)}, make_target(image_id, **truth), "x"))
+    metrics = TASK.metrics(spec, records)
+    for name in ("map", "map50", "map75", "box_map", "box_map50"):
+        assert metrics[name] == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("truths, found", [(0, 0), (3, 0), (0, 3)])
+def test_nothing_on_one_side(truths, found, make_spec, make_target, objects, capsys):
+    spec = make_spec("instances")
+    rng = np.random.default_rng(1)
+    target, prediction = make_target(0, **objects(rng, truths, 3)), objects(rng, found, 3)
+    metrics = TASK.metrics(spec, [TASK.record(spec, prediction, target, "0.tif")])
+    assert metrics["map50"] == (0.0 if truths else None)
+    assert sum(metrics["support"]) == truths
+    assert len(TASK.table(spec, metrics)[1]) == 4
+    assert capsys.readouterr().out == ""
+
+
+def test_no_chips_at_all(make_spec):
+    metrics = TASK.metrics(make_spec("instances"), [])
+    assert metrics["map50"] is None and metrics["ap"] == [None] * 3 and metrics["support"] == [0] * 3
+
+
+def test_ignored_chip_has_no_detections_and_counts_nowhere(make_spec, make_target, objects):
+    spec = make_spec("instances")
+    records = records_of(spec, objects, make_target, 5, 6)
+    rng = np.random.default_rng(9)
+    ignored = TASK.record(spec, objects(rng, 4, 3), make_target(3, ignore=True, **objects(rng, 0, 3)), "bad.tif")
+    assert ignored == {"image_id": 3, "file": "bad.tif", "prediction": {"detections": []}, "truth": None}
+    assert TASK.metrics(spec, [ignored, *records]) == TASK.metrics(spec, records)
+    assert TASK.predictions([*records, ignored])[1] == {"image_id": 3, "file": "bad.tif", "detections": []}
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), shuffle=st.integers(0, 10**6))
+def test_order_of_records_and_the_way_through_json_change_nothing(seed, shuffle, make_spec, make_target, objects):
+    spec = make_spec("instances")
+    records = records_of(spec, objects, make_target, seed, 5, most=4)
+    sent = json.loads(json.dumps(records, allow_nan=False))
+    assert sent == records
+    random.Random(shuffle).shuffle(sent)
+    assert TASK.metrics(spec, sent) == TASK.metrics(spec, records)
+    assert TASK.predictions(sent) == TASK.predictions(records)
+    assert [entry["image_id"] for entry in TASK.predictions(sent)] == sorted(r["image_id"] for r in records)
+
+
+def test_ties_rank_in_the_order_of_the_network_and_100_remain(make_spec, make_target):
+    spec = make_spec("instances")
+    n = 130
+    boxes = torch.stack([torch.arange(n) % 50, torch.zeros(n), torch.arange(n) % 50 + 2, torch.ones(n) * 2], 1).float()
+    prediction = {"boxes": boxes, "labels": torch.arange(n) % 3 + 1, "masks": torch.ones(n, 64, 64, dtype=torch.bool)}
+    prediction["scores"] = torch.full((n,), 0.5, dtype=torch.float64)
+    prediction["scores"][120] = 1 / 3 + 0.5
+    target = make_target(0, boxes=boxes[:0], labels=torch.zeros(0), masks=torch.zeros(0, 64, 64, dtype=torch.bool))
+    found = TASK.record(spec, prediction, target, "x")["prediction"]["detections"]
+    assert len(found) == 100
+    assert found[0]["score"] == 1 / 3 + 0.5  # float64 to the bit
+    assert [d["label"] for d in found[1:]] == [spec.class_values[i % 3] for i in range(99)]
+
+
+def test_padding_is_cut_and_values_that_are_not_finite_are_no_detections(make_spec, make_target):
+    spec = make_spec("instances")
+    nan = float("nan")
+    prediction = {
+        "boxes": torch.tensor([[30.0, 10, 60, 30], [45, 45, 60, 60], [nan, 0, 5, 5], [1, 1, 9, 9]]),
+        "labels": torch.tensor([2, 1, 1, 1]),
+        "scores": torch.tensor([0.9, 0.8, 0.7, nan]),
+        "masks": torch.ones(4, 64, 64, dtype=torch.bool),
+    }
+    truth = {"boxes": torch.tensor([[30.0, 10, 40, 30]]), "labels": torch.tensor([2])}
+    truth["masks"] = torch.zeros(1, 64, 64, dtype=torch.bool)
+    truth["masks"][0, 10:30, 30:40] = True
+    record = TASK.record(spec, prediction, make_target(0, (48, 40), **truth), "x")
+    (only,) = record["prediction"]["detections"]
+    assert only["bbox"] == [30, 10, 10, 20] and only["label"] == 4
+    assert only["segmentation"]["size"] == [48, 40] and coco.mask_area(only["segmentation"]) == 48 * 40
+    (thing,) = record["truth"]["objects"]
+    assert thing["area"] == 200 and coco.decode_mask(thing["segmentation"]).sum() == 200
+
+
+def test_detections_with_empty_masks_are_false(make_spec, make_target, objects):
+    spec = make_spec("instances", ("a",))
+    truth = objects(np.random.default_rng(0), 2, 1)
+    prediction = truth | {"masks": torch.zeros_like(truth["masks"]), "scores": torch.ones(2)}
+    metrics = TASK.metrics(spec, [TASK.record(spec, prediction, make_target(0, **truth), "x")])
+    assert metrics["map50"] == 0 and metrics["box_map50"] == pytest.approx(1)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 40), st.floats(0, 1))
+@settings(max_examples=40, deadline=None)
+def test_run_lengths_give_the_mask_back(seed, h, w, share):
+    mask = np.random.default_rng(seed).random((h, w)) < share
+    encoded = json.loads(json.dumps(coco.encode_mask(mask)))
+    assert (coco.decode_mask(encoded) == mask).all() and coco.mask_area(encoded) == mask.sum()
+
+
+def test_a_dense_chip_evaluates(make_spec, make_target):
+    """1,200 instances in one chip: masks stay run lengths."""
+    spec = make_spec("instances", ("a",))
+    n, size = 1200, (128, 128)
+    x, y = np.arange(n) % 40 * 3, np.arange(n) // 40 * 3
+    boxes = torch.from_numpy(np.stack([x, y, x + 2, y + 2], 1)).float()
+    masks = torch.zeros(n, *size, dtype=torch.bool)
+    for i in range(n):
+        masks[i, y[i] : y[i] + 2, x[i] : x[i] + 2] = True
+    truth = {"boxes": boxes, "labels": torch.ones(n, dtype=torch.int64), "masks": masks}
+    record = TASK.record(spec, truth | {"scores": torch.ones(n)}, make_target(0, size, **truth), "x")
+    metrics = TASK.metrics(spec, [record])
+    assert metrics["support"] == [1200] and 0 < metrics["map50"] < 0.1  # 100 detections of 1,200
