@@ -1,0 +1,146 @@
+"""Which class a label value belongs to: the values on disk, a choice of classes, and classes merged."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from accel_geo.data.formats.rows import Rows, some
+from accel_geo.data.labels import NO_DATA
+from accel_geo.data.spec import IGNORED
+
+ClassChoice = Sequence[str | int] | Mapping[int, str] | None
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a run.
+
+    Attributes:
+        names: of the K classes.
+        values: value on disk of each; of merged classes one of theirs.
+        index_of: class index of each value on disk: 1..K, 0 for background and classes left out, 255 for no data.
+    """
+
+    names: tuple[str, ...]
+    values: tuple[int, ...]
+    index_of: dict[int, int]
+
+
+def choose(rows: Rows, present: Iterable[int], classes: ClassChoice, mapping: Mapping | None, problems: list[str]) -> Classes:
+    """Settle the classes.
+
+    Args:
+        rows: the data set, with the classes that its format knows.
+        present: all values that occur in the labels.
+        classes: names or values of the classes to keep, in any order (others become background); names for the values
+            where the data give none, in ascending order of the values, or as {value: name} or "value=name".
+        mapping: {old: new}: classes, by name or value, that become the class `new`.
+        problems: what is left out or odd is added here.
+
+    Raises:
+        ValueError: a class does not exist, or there is none.
+    """
+    present = set(present)
+    index_of = {NO_DATA: IGNORED, **{value: IGNORED for value in present if rows.task == "semantic" and value < 0}}
+    known = dict(rows.classes)
+    if rows.task == "semantic":
+        index_of[0] = 0
+        known.pop(0, None)
+    if not rows.closed:
+        found = sorted(value for value in present if value > 0)
+        if len(found) > 1 and 255 in found:  # beside classes it means "ignore", alone it is the class of a binary mask
+            index_of[IGNORED] = IGNORED
+            found.remove(255)
+            problems.append("label pixels of value 255 are ignored")
+        known = {value: known.get(value, str(value)) for value in found}
+    negative = sorted(value for value in present if value < 0 and value != NO_DATA and index_of.get(value) == IGNORED)
+    if negative:
+        problems.append(f"label pixels of negative value ({some(negative)}) are ignored")
+    known, kept = _chosen(known, rows.named, classes)
+    if not kept:
+        raise ValueError(f"{rows.root} ({rows.format}) has no classes: no label value besides background was found")
+    left_out = [f"{known[value]} ({value})" for value in known if value not in kept]
+    if left_out:
+        fate = "with their chips" if rows.task == "classification" else "as background"
+        problems.append(f"classes left out, {fate}: {', '.join(left_out)}")
+    groups = _merged({value: known[value] for value in kept}, mapping or {})
+    for number, values in enumerate(groups.values(), 1):
+        index_of |= {value: number for value in values}
+    index_of |= {value: 0 for value in known if value not in kept}
+    return Classes(tuple(groups), tuple(values[0] for values in groups.values()), index_of)
+
+
+def _chosen(known: dict[int, str], named: bool, classes: ClassChoice) -> tuple[dict[int, str], list[int]]:
+    # The names of all values, and the values to keep.
+    if classes is None:
+        return known, list(known)
+    if isinstance(classes, str):
+        classes = [part.strip() for part in classes.split(",")]
+    if not isinstance(classes, Mapping) and all("=" in str(entry) for entry in classes):
+        classes = dict(str(entry).split("=", 1) for entry in classes)
+    if isinstance(classes, Mapping):
+        renamed = {_value(key, known): str(name).strip() for key, name in classes.items()}
+        return known | renamed, sorted(renamed)
+    entries = [str(entry).strip() for entry in classes]
+    matches = [_find(entry, known) for entry in entries]
+    if not named and not any(value is not None for value in matches) and len(entries) == len(known):
+        return dict(zip(known, entries)), list(known)
+    for entry, value in zip(entries, matches):
+        if value is None:
+            hint = "" if named else "; name all of them in this order, or say VALUE=NAME"
+            raise ValueError(f"class {entry!r} does not exist; the classes are {_listed(known)}{hint}")
+    return known, sorted(set(matches))
+
+
+def _merged(known: dict[int, str], mapping: Mapping) -> dict[str, list[int]]:
+    # New name -> values, in ascending order of the first value, which is the value that predictions carry.
+    target = {}
+    for old, new in mapping.items():
+        value = _find(str(old).strip(), known)
+        if value is None:
+            raise ValueError(f"class_mapping: {old!r} is no class; the classes are {_listed(known)}")
+        target[value] = str(new).strip()
+    groups: dict[str, list[int]] = {}
+    for value in sorted(known, key=lambda v: (target.get(v, known[v]) != known[v], v)):
+        groups.setdefault(target.get(value, known[value]), []).append(value)
+    return dict(sorted(groups.items(), key=lambda item: item[1][0]))
+
+
+def _find(entry: str, known: dict[int, str]) -> int | None:
+    by_name = {name.casefold(): value for value, name in known.items()}
+    if entry.casefold() in by_name:
+        return by_name[entry.casefold()]
+    return int(entry) if entry.lstrip("-").isdecimal() and int(entry) in known else None
+
+
+def _value(key: str | int, known: dict[int, str]) -> int:
+    value = _find(str(key).strip(), known)
+    if value is not None:
+        return value
+    if str(key).strip().lstrip("-").isdecimal():
+        return int(key)
+    raise ValueError(f"class {key!r} does not exist; the classes are {_listed(known)}")
+
+
+def _listed(known: dict[int, str]) -> str:
+    return ", ".join(f"{name} ({value})" if name != str(value) else name for value, name in known.items()) or "none"
+
+
+def check_values(values: list[list[int]], files: list[str], index_of: dict[int, int], listed: str) -> None:
+    """Refuse label values that are in no class list.
+
+    Args:
+        values: those of each chip.
+        files: name of each chip's label, for the message.
+        index_of: the known values.
+        listed: the known classes, for the message.
+
+    Raises:
+        ValueError: it names the file and the value.
+    """
+    bad = [(file, value) for file, found in zip(files, values) for value in found if value not in index_of]
+    if bad:
+        counted = f" ({len({file for file, _ in bad})} files hold such values)" if len(bad) > 1 else ""
+        raise ValueError(
+            f"{bad[0][0]} holds the label value {bad[0][1]}, which is in no class list: the classes are {listed}{counted}. "
+            "Add the class to the metadata, or correct the label"
+        )

@@ -1,0 +1,61 @@
+"""One folder for each class: Imagenet, as exported by ArcGIS Pro (images/<class>/<chip>), and plain <class>/<chip>."""
+
+from pathlib import Path
+
+from accel_geo.data.formats import esri
+from accel_geo.data.formats.rows import Rows, folder, has_raster, rasters, relative, table
+
+TASKS = ("classification",)
+LAYOUT = "images/<class>/<chip> or <class>/<chip>"
+_NO_CLASSES = {"images", "labels", "labels2", "images2", "masks", "mask", "semantic", "annotations", "train", "val", "valid", "test"}
+
+
+def _base(path: Path) -> Path:
+    return folder(path, "images") or path
+
+
+def _class_folders(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def recognise(path: Path) -> bool:
+    """Say whether a folder is in this format."""
+    mode = esri.metadata(path).mode
+    if not path.is_dir() or (mode and mode != "Imagenet") or folder(path, "labels", "masks", "annotations"):
+        return False
+    base = _base(path)
+    folders = _class_folders(base)
+    if base == path and any(entry.name.casefold() in _NO_CLASSES for entry in folders):
+        return False
+    return not has_raster(base) and any(has_raster(entry) for entry in folders)
+
+
+def read(path: Path, task: str) -> Rows:
+    """Read the rows of a folder; class values come from the metadata, else from the order of the folders' names."""
+    base, meta = _base(path), esri.metadata(path)
+    folders = [entry for entry in _class_folders(base) if rasters(entry)]
+    classes, problems = dict(meta.classes), []
+    numbers = all(entry.name.isdecimal() for entry in folders) and len({int(e.name) for e in folders}) == len(folders)
+    rows = []
+    for entry in folders:
+        value = esri.class_value(entry.name, classes)
+        if value is None:
+            value = int(entry.name) if numbers and int(entry.name) not in classes else max([0, *classes]) + 1
+            classes[value] = entry.name
+            if meta.classes:
+                problems.append(f"folder {entry.name} is no class of the metadata: taken as class {value}")
+        rows += [{"file": relative(file, path), "values": [value]} for file in rasters(entry)]
+    unused = [name for value, name in classes.items() if value not in {row["values"][0] for row in rows}]
+    if unused:
+        problems.append(f"no chip of class {', '.join(unused)}")
+    return Rows(
+        format="Imagenet",
+        task=task,
+        root=path,
+        dataset=table(rows),
+        classes=dict(sorted(classes.items())),
+        bands=meta.bands,
+        map_space=meta.map_space,
+        sources=meta.files,
+        problems=[*esri.disagreements(meta, len(rows)), *problems],
+    )

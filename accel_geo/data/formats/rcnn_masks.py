@@ -1,0 +1,64 @@
+"""RCNN_Masks, as exported by ArcGIS Pro: labels/<class name>/<chip>.tif, pixel 0 none, 1..k the objects of that class."""
+
+from pathlib import Path
+
+from accel_geo.data.formats import esri
+from accel_geo.data.formats.rows import Rows, folder, has_raster, label_problems, pair, rasters, relative, some, table
+
+TASKS = ("instances",)
+LAYOUT = "images/<chip> and labels/<class>/<chip>, object numbers as pixels"
+
+
+def recognise(path: Path) -> bool:
+    """Say whether a folder is in this format."""
+    images, labels = folder(path, "images"), folder(path, "labels")
+    mode = esri.metadata(path).mode
+    if not images or not labels or (mode and mode != "RCNN_Masks") or folder(path, "labels2"):
+        return False
+    return mode == "RCNN_Masks" or any(has_raster(entry) for entry in labels.iterdir() if entry.is_dir())
+
+
+def read(path: Path, task: str) -> Rows:
+    """Read the rows of a folder; a class folder that the metadata do not know becomes a class of its own."""
+    base, labels, meta = folder(path, "images"), folder(path, "labels"), esri.metadata(path)
+    problems = []
+    folders = sorted(entry for entry in labels.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    classes = dict(meta.classes)
+    if has_raster(labels):  # a single class without a folder of its own
+        folders = [labels, *folders]
+        classes = classes or {1: "object"}
+    value_of: dict[Path, int] = {}
+    for entry in folders:
+        name = next(iter(classes.values())) if entry == labels else entry.name
+        value = esri.class_value(name, classes)
+        if value is None:
+            digits = name.isdecimal() and int(name) not in classes
+            value = int(name) if digits else max([0, *classes]) + 1
+            classes[value] = name
+            if meta.classes:
+                problems.append(f"labels/{name} is no class of the metadata ({some(meta.classes.values())}): taken as class {value}")
+        value_of[entry] = value
+    images = rasters(base)
+    found: dict[Path, list[tuple[int, Path]]] = {image: [] for image in images}
+    lonely = 0
+    for entry, value in value_of.items():
+        pairs, more = pair(images, base, entry, deep=entry != labels)
+        lonely += more
+        for image, label in pairs.items():
+            found[image].append((value, label))
+    rows = []
+    for image, masks in found.items():
+        masks.sort()
+        files = [relative(label, path) for _, label in masks]
+        rows.append({"file": relative(image, path), "label_files": files, "values": [value for value, _ in masks]})
+    return Rows(
+        format="RCNN_Masks",
+        task=task,
+        root=path,
+        dataset=table(rows),
+        classes=dict(sorted(classes.items())),
+        bands=meta.bands,
+        map_space=meta.map_space,
+        sources=meta.files,
+        problems=[*esri.disagreements(meta, len(rows)), *problems, *label_problems(rows, lonely)],
+    )

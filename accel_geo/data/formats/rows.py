@@ -1,0 +1,166 @@
+"""Rows: what every format reader returns, and the helpers that readers share."""
+
+import json
+import os
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accel_geo.data.pixels import RASTER_SUFFIXES
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass
+class Rows:
+    """A data set as its format lists it: no pixel has been read.
+
+    Attributes:
+        format: name of the format.
+        task: what the labels are read for.
+        root: folder that all files are relative to.
+        dataset: one row for each chip, in order of `file`; the columns are those of `table`.
+        classes: name of each class value, in ascending order of values; never background.
+        named: the names were found in the data; otherwise they are just the values.
+        closed: labels may hold these class values only; otherwise the values found on disk are the classes.
+        bands: names of the bands from metadata, or none.
+        map_space: imagery seen from above in map orientation.
+        multilabel: a chip may have several labels (classification).
+        sources: further files that the rows were made from (an annotation file, metadata).
+        problems: what was odd or left out, with counts.
+    """
+
+    format: str
+    task: str
+    root: Path
+    dataset: "Dataset"
+    classes: dict[int, str]
+    named: bool = True
+    closed: bool = True
+    bands: tuple[str, ...] = ()
+    map_space: bool = True
+    multilabel: bool = False
+    sources: list[Path] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def table(rows: Iterable[dict]) -> "Dataset":
+    """Make the dataset of rows, in order of file.
+
+    Args:
+        rows: dicts of
+            file: path of the chip, relative to the root, with forward slashes;
+            label_files: label rasters, likewise (semantic: at most one; instances: any number);
+            values: class value of each label raster or segment (instances), or of each label (classification);
+            segments: COCO segmentations of the objects as JSON text (instances; lists and objects mix).
+    """
+    from datasets import Dataset, Features, List, Value
+
+    columns = {"file": Value("string"), "label_files": List(Value("string"))}
+    columns |= {"values": List(Value("int64")), "segments": List(Value("string"))}
+    ordered = sorted(rows, key=lambda row: row["file"])
+    empty = {"label_files": [], "values": [], "segments": []}
+    full = [{**empty, **row} for row in ordered]
+    return Dataset.from_dict({name: [row[name] for row in full] for name in columns}, features=Features(columns))
+
+
+def folder(path: Path, *names: str) -> Path | None:
+    """Return the subfolder with one of these names, in any case, the first name first; None where there is none."""
+    if not path.is_dir():
+        return None
+    found = {entry.name.casefold(): entry for entry in path.iterdir() if entry.is_dir()}
+    return next((found[name] for name in names if name in found), None)
+
+
+def is_raster(name: str) -> bool:
+    """Say whether a file name is that of a raster: not a sidecar (.aux.xml, .tfw, .ovr) and not hidden litter."""
+    return name.lower().endswith(RASTER_SUFFIXES) and not name.startswith(".")
+
+
+def rasters(path: Path, deep: bool = True) -> list[Path]:
+    """List the rasters in a folder, and below it where `deep`, in order of their paths."""
+    found = []
+    for base, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith(".")) if deep else []
+        found += [Path(base, name) for name in names if is_raster(name)]
+    return sorted(found)
+
+
+def has_raster(path: Path) -> bool:
+    """Say whether a folder itself holds a raster."""
+    with os.scandir(path) as entries:
+        return any(is_raster(entry.name) and entry.is_file() for entry in entries)
+
+
+def stem(file: Path, base: Path) -> str:
+    """Return what pairs a label with its chip: the path below `base` without the last suffix.
+
+    Case and the two ways of writing accents make no difference; chips of the same name in two folders stay apart.
+    """
+    return unicodedata.normalize("NFC", file.relative_to(base).with_suffix("").as_posix()).casefold()
+
+
+def pair(images: Sequence[Path], base: Path, labels: Path, deep: bool = True) -> tuple[dict[Path, Path], int]:
+    """Find the label raster of each chip by its name.
+
+    Args:
+        images: chips.
+        base: folder that the chips' names are relative to.
+        labels: folder of the label rasters.
+        deep: look below that folder too.
+
+    Returns:
+        The label of each chip that has one, and the number of label files without a chip.
+
+    Raises:
+        ValueError: two label files belong to one chip.
+    """
+    by_stem: dict[str, Path] = {}
+    for label in rasters(labels, deep):
+        other = by_stem.setdefault(stem(label, labels), label)
+        if other != label:
+            raise ValueError(f"two label files for one chip: {other} and {label}; keep one of them")
+    pairs = {image: by_stem[stem(image, base)] for image in images if stem(image, base) in by_stem}
+    return pairs, len(by_stem) - len({stem(image, base) for image in pairs})
+
+
+def label_problems(rows: Iterable[dict], lonely: int) -> list[str]:
+    """Return what to tell of chips without a label file, and of label files without a chip."""
+    without = [row["file"] for row in rows if not row["label_files"]]
+    problems = []
+    if without:
+        problems.append(f"{len(without)} chip(s) without a label file, kept as background: {some(without, 3)}")
+    if lonely:
+        problems.append(f"{lonely} label file(s) without a chip were left out")
+    return problems
+
+
+def read_json(file: Path) -> object:
+    """Read a JSON file, with or without a byte-order mark.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    data = file.read_bytes()
+    try:
+        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("cp1252", errors="replace")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is no valid JSON: {error}") from error
+
+
+def relative(file: Path, root: Path) -> str:
+    """Return a file's path relative to the root, with forward slashes."""
+    return Path(os.path.relpath(file, root)).as_posix()
+
+
+def some(names: Iterable[object], most: int = 5) -> str:
+    """Join the first few names for a message and count the rest."""
+    names = [str(name) for name in names]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,246 @@
+"""The store: every chip of a data set decoded once, in one Arrow file that all processes and epochs map into memory.
+
+A column of raw bytes read through its buffer costs no copy; labels are kept compact (see labels.py). The store depends
+on the files and on what shapes their pixels, and on neither classes nor splits, so that runs share it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from accel_geo.data import labels as label_codec
+from accel_geo.data.formats.rows import Rows
+from accel_geo.data.labels import Label
+from accel_geo.data.pixels import Bands, Pixels, read_error, read_pixels, resize_pixels
+from accel_geo.data.statistics import Moments, chip_moments
+
+VERSION = 1  # raise it whenever the meaning of a column changes: older stores are then left alone
+_BLOCK = 64  # chips in a record batch
+_MOST_UNREADABLE = 0.05
+
+_INDEX = {
+    "height": pa.int32(),
+    "width": pa.int32(),
+    "dtype": pa.string(),
+    **{name: pa.list_(pa.float64()) for name in Moments._fields},
+    "values": pa.list_(pa.int64()),
+    "counts": pa.list_(pa.int64()),
+    "boxes": pa.list_(pa.int32()),
+    "dropped": pa.int32(),
+    "hidden": pa.float64(),
+    "problem": pa.string(),
+}
+_PAYLOAD = {"pixels": pa.large_binary(), "missing": pa.large_binary(), "label": pa.large_binary()}
+SCHEMA = pa.schema({**_INDEX, **_PAYLOAD})
+INDEX_SCHEMA = pa.schema(_INDEX)
+
+
+class Chip(NamedTuple):
+    """One decoded chip: its pixels [C, H, W] and compact label, or the reason why there are none."""
+
+    pixels: Pixels | None
+    label: Label
+    problem: str | None = None
+
+
+@dataclass
+class Decoder:
+    """Reads the chips of rows from their files. It holds no open file, so that workers may carry it."""
+
+    rows: Rows
+    bands: Bands
+    resize_to: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows.dataset)
+
+    def __call__(self, row: dict) -> Chip:
+        """Read one chip and its label; whatever is wrong with them becomes its problem."""
+        file = self.rows.root / row["file"]
+        try:
+            pixels = read_pixels(file, self.bands)
+            source = pixels.values.shape[1:]
+            if self.resize_to:
+                pixels = resize_pixels(pixels, self.resize_to)
+            size = pixels.values.shape[1:]
+            label = label_codec.decode(self.rows.task, row, self.rows.root, source, size, pixels.ignored)
+        except Exception as error:  # a bad file may raise anything; the chip keeps its place and is named
+            return Chip(None, Label([], []), f"{row['file']}: {read_error(file, error)}")
+        return Chip(pixels, label)
+
+    def blocks(self) -> Iterator[list[Chip]]:
+        """Read all chips, some at a time; threads serve, since the reading releases Python's lock."""
+        dataset = self.rows.dataset
+        with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+            for start in range(0, len(dataset), _BLOCK):
+                block = dataset[start : start + _BLOCK]
+                yield list(pool.map(self, [dict(zip(block, values)) for values in zip(*block.values())]))
+
+    def manifest(self) -> str:
+        """Return the key of the store: a hash of every file's path, size and time, and of what shapes the pixels."""
+        names = {name for row in self.rows.dataset for name in (row["file"], *row["label_files"])}
+        files = [self.rows.root / name for name in sorted(names)] + self.rows.sources
+        stats = [(str(file), *_stat(file)) for file in files]
+        options = [VERSION, self.rows.task, self.rows.format, self.bands, self.resize_to, len(self), str(self.rows.root.resolve())]
+        return hashlib.blake2b(json.dumps([options, stats]).encode(), digest_size=12).hexdigest()
+
+
+def _stat(file: Path) -> tuple[int, int]:
+    try:
+        status = file.stat()
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+class Store:
+    """The decoded chips of one data set, by their position in its rows.
+
+    Attributes:
+        index: what is known of each chip without its pixels, an Arrow table.
+        moments: band statistics of each chip, arrays [N, C].
+        values, counts: those of each chip's label, lists.
+        problems: why a chip could not be read, by its position.
+    """
+
+    def __init__(self, table: pa.Table, decoder: Decoder, file: Path | None = None) -> None:
+        """Hold a table of chips; without the column of pixels each chip is decoded when it is asked for."""
+        self._table, self._decoder, self._file = table, decoder, file
+        self.index = table.select(list(_INDEX))
+        columns = {name: self.index[name].to_pylist() for name in ("height", "width", "dtype", "values", "counts", "boxes")}
+        self.heights, self.widths = columns["height"], columns["width"]
+        self._dtypes, self._boxes = columns["dtype"], columns["boxes"]
+        self.values, self.counts = columns["values"], columns["counts"]
+        self.moments = Moments(*(np.array(self.index[name].to_pylist(), dtype=np.float64) for name in Moments._fields))
+        texts = enumerate(self.index["problem"].to_pylist())
+        self.problems = {position: text for position, text in texts if text is not None}
+        self._payload = None
+        if "pixels" in table.column_names:
+            self._payload = [table[name].chunks for name in _PAYLOAD]
+            lengths = [len(chunk) for chunk in self._payload[0]]
+            self._place = [(c, i) for c, length in enumerate(lengths) for i in range(length)]
+
+    def __len__(self) -> int:
+        return len(self.heights)
+
+    def __reduce__(self) -> tuple:
+        # A store on disk travels to a worker as its path, not as its content.
+        return (_reopen, (self._file, self._decoder)) if self._file else (Store, (self._table, self._decoder))
+
+    @property
+    def dtype(self) -> str:
+        """The type that holds the pixels of every chip."""
+        found = {dtype for position, dtype in enumerate(self._dtypes) if position not in self.problems}
+        return str(np.result_type(*found)) if found else "uint8"
+
+    @property
+    def dtypes(self) -> set[str]:
+        """The pixel types that occur."""
+        return {dtype for position, dtype in enumerate(self._dtypes) if position not in self.problems}
+
+    def pixels(self, position: int) -> np.ndarray:
+        """Return the stored pixels [C, H, W] of a chip without a copy (read-only); 0 where missing."""
+        chunk, place = self._place[position]
+        data = self._payload[0][chunk][place].as_buffer()
+        shape = (-1, self.heights[position], self.widths[position])
+        return np.frombuffer(data, dtype=self._dtypes[position]).reshape(shape)
+
+    def chip(self, position: int) -> Chip:
+        """Return a chip and its compact label, or the problem it has."""
+        if position in self.problems:
+            return Chip(None, Label([], []), self.problems[position])
+        if self._payload is None:
+            return self._decoder(self._decoder.rows.dataset[position])
+        values, (chunk, place) = self.pixels(position), self._place[position]
+        missing = self._payload[1][chunk][place].as_buffer()
+        if missing is not None:
+            bits = np.unpackbits(np.frombuffer(missing, dtype=np.uint8), count=values.size)
+            missing = bits.reshape(values.shape).view(bool)
+        data = self._payload[2][chunk][place].as_buffer()
+        label = Label(self.values[position], self.counts[position], self._boxes[position], data)
+        return Chip(Pixels(values, missing), label)
+
+
+def _reopen(file: Path, decoder: Decoder) -> Store:
+    return open_store(file, decoder)
+
+
+def open_store(file: Path, decoder: Decoder) -> Store:
+    """Map a finished store file into memory."""
+    return Store(pa.ipc.open_file(pa.memory_map(str(file))).read_all(), decoder, file)
+
+
+def batches(decoder: Decoder, keep: bool) -> Iterator[pa.RecordBatch]:
+    """Decode all chips into record batches, with their pixels or without.
+
+    Raises:
+        ValueError: more than 5 % of the chips cannot be read; the first few are named.
+    """
+    failed: list[str] = []
+    bands, schema = len(decoder.bands.indexes), SCHEMA if keep else INDEX_SCHEMA
+    for chips in decoder.blocks():
+        failed += [chip.problem for chip in chips if chip.problem is not None]
+        yield pa.RecordBatch.from_pylist([_record(chip, bands, keep) for chip in chips], schema=schema)
+    check_readable(failed, len(decoder))
+
+
+def check_readable(failed: list[str], chips: int) -> None:
+    """Refuse a data set of which more than 5 % cannot be read.
+
+    Raises:
+        ValueError: it names the first few chips and their reasons.
+    """
+    if len(failed) > _MOST_UNREADABLE * chips:
+        listed = "\n".join(f"  {problem}" for problem in failed[:5])
+        raise ValueError(
+            f"{len(failed)} of {chips} chips cannot be read, more than {_MOST_UNREADABLE:.0%}; the first are\n{listed}\n"
+            "Repair or remove these files, or check that the data set is of the format that it was taken for"
+        )
+
+
+def _record(chip: Chip, bands: int, keep: bool) -> dict:
+    if chip.pixels is None:
+        values, missing = np.zeros((bands, 0, 0), dtype=np.uint8), np.zeros((bands, 0, 0), dtype=bool)
+    else:
+        values, missing = chip.pixels.values, chip.pixels.missing
+    label = chip.label
+    record = {
+        "height": values.shape[1],
+        "width": values.shape[2],
+        "dtype": str(values.dtype),
+        **{name: column.tolist() for name, column in chip_moments(values, missing)._asdict().items()},
+        "values": label.values,
+        "counts": label.counts,
+        "boxes": label.boxes,
+        "dropped": label.dropped,
+        "hidden": 0.0 if chip.pixels is None or chip.pixels.ignored is None else float(chip.pixels.ignored.mean()),
+        "problem": chip.problem,
+    }
+    if keep:
+        record["pixels"] = values.tobytes()
+        record["missing"] = None if missing is None else np.packbits(missing).tobytes()
+        record["label"] = label.data
+    return record
+
+
+def in_memory(decoder: Decoder, keep: bool) -> Store:
+    """Decode a data set into memory; without `keep` only its index, and pixels are decoded whenever asked for."""
+    return Store(pa.Table.from_batches(list(batches(decoder, keep))), decoder)
+
+
+def write(decoder: Decoder, file: Path) -> None:
+    """Decode a data set into an Arrow file and bring it to the disk."""
+    with open(file, "wb") as stream:
+        with pa.ipc.new_file(stream, SCHEMA) as writer:
+            for batch in batches(decoder, keep=True):
+                writer.write_batch(batch)
+        stream.flush()
+        os.fsync(stream.fileno())
