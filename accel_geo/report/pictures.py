@@ -136,7 +136,7 @@ def caption(axes: Axes, name: str, text: str) -> None:
     """Write a file name and a text above a picture, shortened to its width."""
     name = name if len(name) <= 26 else "…" + name[-25:]
     line = "  ".join(part for part in (name, text) if part)
-    axes.set_title(_plain(line if len(line) <= 52 else line[:51] + "…"), fontsize=_TEXT - 1, pad=3, color="#222222")
+    axes.set_title(_plain(line if len(line) <= 46 else line[:45] + "…"), fontsize=_TEXT - 1, pad=3, color="#222222")
 
 
 def show_mask(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -173,8 +174,11 @@ def counted(records: Iterable[dict]) -> list[dict]:
 
 
 def array(values: Tensor | np.ndarray) -> np.ndarray:
-    """Return a tensor of any device as an array."""
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    """Return a tensor of any device as an array; bfloat16, which numpy lacks, as float32."""
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    values = values.detach().cpu()
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
 
 
 def valid_part(labels: dict, size: tuple[int, int]) -> dict:

@@ -104,3 +104,11 @@ def test_scores_are_kept_to_the_bit(make_spec, make_target):
     spec = make_spec("classification")
     scores = np.random.default_rng(0).random((1, 3))
     assert TASK.predictions(records_of(spec, scores, [0], make_target))[0]["scores"] == scores[0].tolist()
+
+
+def test_half_precision_scores(make_spec, make_target):
+    spec = make_spec("classification")
+    for dtype in (torch.bfloat16, torch.float16):
+        scores = {"scores": torch.tensor([0.25, 0.5, 0.25], dtype=dtype)}
+        record = TASK.record(spec, scores, make_target(0, label=1), "x")
+        assert record["prediction"] == {"label": 4, "scores": [0.25, 0.5, 0.25]}
