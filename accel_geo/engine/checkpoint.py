@@ -52,7 +52,9 @@ def load_module_state(module: nn.Module, state: dict[str, Tensor], source: str) 
     missing, foreign = sorted(set(mine) - set(state)), sorted(set(state) - set(mine))
     if missing or foreign:
         examples = f"missing: {missing[:3]}, unknown: {foreign[:3]}"
-        raise ValueError(f"{source} is of another network: {len(missing)} names missing, {len(foreign)} unknown ({examples})")
+        raise ValueError(
+            f"{source} is of another network: {len(missing)} names missing, {len(foreign)} unknown ({examples})"
+        )
     for name, tensor in mine.items():
         if tuple(tensor.shape) != tuple(state[name].shape):
             raise ValueError(f"{source}: {name} is {tuple(state[name].shape)}, this network has {tuple(tensor.shape)}")
@@ -143,7 +145,9 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, ValueError) as error:
-        raise ValueError(f"{path} is truncated or no safetensors file ({error}); take another checkpoint of the run") from None
+        raise ValueError(
+            f"{path} is truncated or no safetensors file ({error}); take another checkpoint of the run"
+        ) from None
 
 
 def steps(checkpoints: Path) -> list[int]:

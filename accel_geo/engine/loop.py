@@ -14,6 +14,7 @@ from torch import nn
 from accel_geo.engine import publish
 from accel_geo.engine.batches import Batch, in_parts
 from accel_geo.engine.evaluation import evaluate
+from accel_geo.engine.lr_finder import find_lr
 from accel_geo.engine.optimizers import (
     PLATEAU_FACTOR,
     PLATEAU_PATIENCE,
@@ -29,6 +30,7 @@ from accel_geo.engine.run_folder import RunFolder, collectively
 from accel_geo.engine.signals import Stopped, StopSignals
 from accel_geo.engine.step import NonFiniteLoss, StepResult, training_step
 from accel_geo.parallel import launch, order
+from accel_geo.parallel.batch_norm import convert
 from accel_geo.parallel.reduction import world_size
 from accel_geo.parallel.watch import Watch
 
@@ -44,7 +46,9 @@ def train(run: Run) -> None:
             after_step(run, stop=False)  # what a stop cut off
         while not p.done:
             for batch, parts in batches(run):
-                lr = set_lr(run.optimizer, lr_factor(run.options["schedule"], p.step - p.first_step, p.total) * p.plateau_factor)
+                lr = set_lr(
+                    run.optimizer, lr_factor(run.options["schedule"], p.step - p.first_step, p.total) * p.plateau_factor
+                )
                 result = step(run, batch, parts, signals.requested)
                 if run.ema:
                     run.ema.update(run.module)
@@ -196,7 +200,7 @@ def fit(
     data: object,
     *,
     epochs: int = 10,
-    lr: float = 1e-3,
+    lr: float | None = 1e-3,
     batch_size: int | None = None,
     accumulate: int = 1,
     max_steps: int | None = None,
@@ -226,7 +230,7 @@ def fit(
         model: a GeoModel; it holds the trained weights afterwards, on the CPU or the device it was trained on.
         data: a GeoData: train and valid splits, task, batch size, seed.
         epochs: passes over the training split.
-        lr: largest learning rate.
+        lr: largest learning rate; None finds one by a range test.
         batch_size: samples in a global batch, whatever the process count; None: the data's.
         accumulate: parts that a batch is worked in.
         max_steps: ends the fit after so many optimizer steps, where that is sooner.
@@ -275,7 +279,12 @@ def fit(
     }
     _check_options(options, data)
     accelerator = launch.start(
-        cpu=cpu, threads=threads, timeout=timeout, precision=precision, tracker=tracker, project_dir=output and str(output)
+        cpu=cpu,
+        threads=threads,
+        timeout=timeout,
+        precision=precision,
+        tracker=tracker,
+        project_dir=output and str(output),
     )
     watch = Watch() if world_size() > 1 else None
     folder = RunFolder(output, model.history if output is None else None)
@@ -306,10 +315,50 @@ def _check_options(options: dict, data: object) -> None:
     for name in ("epochs", "max_steps", "eval_every", "save_every", "keep", "early_stopping"):
         if options[name] is not None and options[name] < 1:
             raise ValueError(f"--{name.replace('_', '-')} {options[name]} must be at least 1")
-    if not options["lr"] > 0:
+    if options["lr"] is not None and not options["lr"] > 0:
         raise ValueError(f"--lr {options['lr']} must be above 0")
     known = data.task.metrics(data.spec, [])
     if options["monitor"] not in known or isinstance(known[options["monitor"]], list):
         names = [name for name, value in known.items() if not isinstance(value, list)]
-        raise ValueError(f"--monitor {options['monitor']!r} is no metric of {data.task.name}; choose {', '.join(names)}")
-    order.check_cut(len(data.train), options["batch_size"], options["accumulate"], int(os.environ.get("WORLD_SIZE", "1")))
+        raise ValueError(
+            f"--monitor {options['monitor']!r} is no metric of {data.task.name}; choose {', '.join(names)}"
+        )
+    order.check_cut(
+        len(data.train), options["batch_size"], options["accumulate"], int(os.environ.get("WORLD_SIZE", "1"))
+    )
+
+
+def lr_find(
+    model: nn.Module,
+    data: object,
+    *,
+    batch_size: int | None = None,
+    accumulate: int = 1,
+    optimizer: OptimizerFactory = adamw,
+    seed: int | None = None,
+    dtype: str = "float32",
+    precision: str | None = None,
+    cpu: bool = False,
+    threads: int | None = None,
+    timeout: float = 600.0,
+) -> tuple[float, list[tuple[float, float]]]:
+    """Return a learning rate and the curve of a range test; collective. Options as for `fit`."""
+    batch_size = batch_size or data.batch_size
+    order.check_cut(len(data.train), batch_size, accumulate, int(os.environ.get("WORLD_SIZE", "1")))
+    accelerator = launch.start(cpu=cpu, threads=threads, timeout=timeout, precision=precision)
+    model.to(device=accelerator.device, dtype=DTYPES[dtype])
+    convert(model)
+    seed = data.seed if seed is None else seed
+    try:
+        return find_lr(
+            model,
+            data,
+            accelerator,
+            optimizer,
+            batch_size=batch_size,
+            accumulate=accumulate,
+            seed=seed,
+            dtype=DTYPES[dtype],
+        )
+    finally:
+        accelerator.free_memory()

@@ -18,7 +18,9 @@ class ProgressBar:
     def __init__(self, total: int, done: int) -> None:
         from tqdm import tqdm
 
-        self.bar = tqdm(total=total, initial=done, disable=not is_main(), unit="step", mininterval=INTERVAL, dynamic_ncols=True)
+        self.bar = tqdm(
+            total=total, initial=done, disable=not is_main(), unit="step", mininterval=INTERVAL, dynamic_ncols=True
+        )
         self.shown = self.mark = time.perf_counter()
         self.samples, self.waited = 0, 0.0
 

@@ -12,6 +12,7 @@ from accel_geo.engine import checkpoint as ckpt
 from accel_geo.engine import publish
 from accel_geo.engine.batches import Loader
 from accel_geo.engine.evaluation import Evaluation
+from accel_geo.engine.lr_finder import find_lr
 from accel_geo.engine.optimizers import (
     MovingAverage,
     OptimizerFactory,
@@ -158,7 +159,9 @@ def open_run(
             progress.done = False
             progress.total = total
         else:
-            folder.say(f"the run's horizon of {progress.total} steps is kept; it can only be raised ({total} asked for)")
+            folder.say(
+                f"the run's horizon of {progress.total} steps is kept; it can only be raised ({total} asked for)"
+            )
     progress.total = progress.total or total
 
     convert(model)
@@ -166,6 +169,9 @@ def open_run(
     model.to(device=device, dtype=dtype)
     if continued:
         ckpt.load_module_state(model, found.model, f"the checkpoint of step {progress.step}")
+    if options["lr"] is None:
+        options["lr"] = _find_lr(model, data, accelerator, factory, options, skipped)
+        folder.say(f"found lr {options['lr']:.2e}")
     module, wrapped = _wrap(model, accelerator, options)
     optimizer = build_optimizer(module, factory, options["lr"])
     ema = MovingAverage(module, options["ema"]) if options["ema"] else None
@@ -186,11 +192,35 @@ def open_run(
         processes=world_size(),
     )
     loader = Loader(data.train, epoch_order, device, dtype, data.num_workers)
-    run = Run(model, data, accelerator, folder, progress, options, module, wrapped, optimizer, epoch_order, loader, ema, skipped)
+    run = Run(
+        model,
+        data,
+        accelerator,
+        folder,
+        progress,
+        options,
+        module,
+        wrapped,
+        optimizer,
+        epoch_order,
+        loader,
+        ema,
+        skipped,
+    )
     _say_start(run)
     if continued:
         folder.say(f"resumed at step {progress.step}")
     return run
+
+
+def _find_lr(
+    model: nn.Module, data: object, accelerator: object, factory: OptimizerFactory, options: dict, skipped: bool
+) -> float:
+    names = ("batch_size", "accumulate", "seed")
+    dtype = DTYPES[options["dtype"]]
+    if skipped:
+        return 1.0  # this fit has nothing left to do
+    return find_lr(model, data, accelerator, factory, dtype=dtype, **{name: options[name] for name in names})[0]
 
 
 def _horizon(data: object, options: dict) -> int:
@@ -201,6 +231,8 @@ def _horizon(data: object, options: dict) -> int:
 def _adopt(stored: dict, options: dict, folder: RunFolder) -> None:
     """Check that the options are those of the stored run; its global batch wins."""
     theirs = stored["options"]
+    if options["lr"] is None:
+        options["lr"] = theirs["lr"]  # found by the run itself
     if theirs["batch_size"] != options["batch_size"]:
         folder.say(
             f"the run's global batch of {theirs['batch_size']} and lr of {theirs['lr']} are kept "
@@ -218,7 +250,9 @@ def _wrap(model: nn.Module, accelerator: object, options: dict) -> tuple[nn.Modu
     if not (launch.sharding_asked() and world_size() > 1):
         return model, accelerator.prepare_model(model)
     if options["ema"]:
-        raise ValueError("--ema keeps a whole copy of the weights, which a sharded model (FSDP) is to avoid: leave one out")
+        raise ValueError(
+            "--ema keeps a whole copy of the weights, which a sharded model (FSDP) is to avoid: leave one out"
+        )
     module = shard(copy.deepcopy(model), accelerator.device.type)
     return module, module
 
@@ -282,5 +316,6 @@ def close_run(run: Run) -> None:
     model.run_folder = None if run.folder.path is None else os.fspath(run.folder.path.resolve())
     if run.folder.path is not None and not run.skipped:
         collectively(lambda: publish.publish_run(run))
+        run.folder.say(publish.outcome(run))
     if world_size() > 1:
         dist.barrier()

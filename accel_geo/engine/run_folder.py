@@ -106,7 +106,9 @@ class RunFolder:
             except FileExistsError:
                 holder = self._holder(lock)
                 if holder:
-                    raise ValueError(f"--output {self.path} is in use {holder}; wait for it or give another folder") from None
+                    raise ValueError(
+                        f"--output {self.path} is in use {holder}; wait for it or give another folder"
+                    ) from None
                 lock.unlink(missing_ok=True)
                 continue
             me = {"host": socket.gethostname(), "pid": os.getpid(), "started": _start_time(os.getpid())}
@@ -125,7 +127,9 @@ class RunFolder:
             age = time.time() - lock.stat().st_mtime
         except (OSError, ValueError):
             # Just being written, or cut short by a crash: only age can tell.
-            return "by a run that is just starting" if lock.exists() and time.time() - lock.stat().st_mtime < 5 else None
+            return (
+                "by a run that is just starting" if lock.exists() and time.time() - lock.stat().st_mtime < 5 else None
+            )
         who = f"by process {held.get('pid')} on {held.get('host')} since {held.get('since')}"
         if held.get("host") == socket.gethostname():
             state = process_state(held["pid"])

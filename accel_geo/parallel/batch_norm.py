@@ -16,7 +16,9 @@ class _Normalize(torch.autograd.Function):
     """Normalisation by the statistics of all processes, with the exact gradient."""
 
     @staticmethod
-    def forward(ctx: object, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, eps: float) -> Tensor:
+    def forward(
+        ctx: object, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, eps: float
+    ) -> Tensor:
         count, mean, m2 = _merge(statistics)
         inverse_std = torch.rsqrt(m2 / count + eps)
         shape = [1, -1] + [1] * (x.dim() - 2)

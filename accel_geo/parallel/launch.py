@@ -194,7 +194,9 @@ def device_table(reports: list[dict[str, object]]) -> str:
     for r in sorted(reports, key=lambda r: r["rank"]):
         memory = "" if r["memory_gib"] is None else f", {r['memory_gib']} GiB"
         threads = f", {r['threads']} thread(s)" if str(r["device"]).startswith("cpu") else ""
-        lines.append(f"rank {r['rank']}: {r['device']} ({r['name']}{memory}{threads}) on {r['host']}, process {r['pid']}")
+        lines.append(
+            f"rank {r['rank']}: {r['device']} ({r['name']}{memory}{threads}) on {r['host']}, process {r['pid']}"
+        )
     return "\n".join(lines)
 
 

@@ -135,7 +135,9 @@ class EpochOrder:
         return None if len(sizes) == 1 else (max(h for h, _ in sizes), max(w for _, w in sizes))
 
 
-def evaluation_chunks(sizes: list[tuple[int, int]], chunk: int, place: Callable[[int], bool]) -> Iterator[list[Request]]:
+def evaluation_chunks(
+    sizes: list[tuple[int, int]], chunk: int, place: Callable[[int], bool]
+) -> Iterator[list[Request]]:
     """Yield the requests of an exact evaluation, chunk by chunk, for the chunks that `place` gives to this process.
 
     A chunk holds consecutive samples of one size. What is in it does not depend on the process count, so that a sample

@@ -42,7 +42,8 @@ def run_workers(command: list[str], devices: int) -> int:
     """
     port = free_port()
     workers = [
-        subprocess.Popen(command, env={**os.environ, **worker_environment(rank, devices, port)}) for rank in range(devices)
+        subprocess.Popen(command, env={**os.environ, **worker_environment(rank, devices, port)})
+        for rank in range(devices)
     ]
     with _passing_signals_to(workers):
         try:

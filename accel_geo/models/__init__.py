@@ -1,0 +1,42 @@
+"""The rows: one file per model, one line here."""
+
+import importlib
+import os
+
+MODELS = {
+    "FeatureClassifier": "accel_geo.models.feature_classifier",
+    "MaskRCNN": "accel_geo.models.mask_rcnn",
+    "UnetClassifier": "accel_geo.models.unet_classifier",
+}
+
+
+def model_class(name: str) -> type:
+    """Return the class of a row.
+
+    Raises:
+        ValueError: no row of that name.
+    """
+    if name not in MODELS:
+        raise ValueError(f"model class {name!r} is unknown; choose {', '.join(sorted(MODELS))}")
+    return getattr(importlib.import_module(MODELS[name]), name)
+
+
+def from_model(path: str | os.PathLike, data: object = None) -> object:
+    """Rebuild a published model of any class; see `GeoModel.from_model`."""
+    from accel_geo.data.spec import DataSpec
+    from accel_geo.engine.checkpoint import load_module_state, read_folder
+
+    found = read_folder(path)
+    spec = DataSpec.from_json(found.config["spec"])
+    if data is not None:
+        for name in ("task", "classes", "bands"):
+            mine, theirs = getattr(spec, name), getattr(data.spec, name)
+            if mine != theirs:
+                raise ValueError(
+                    f"{path} was trained with {name} {mine}, the data have {theirs}; "
+                    "to start another model from these weights give weights=PATH to its constructor"
+                )
+    model = model_class(found.config["class"])(spec, **found.config["arguments"])
+    load_module_state(model, found.model, str(path))
+    model.data = data
+    return model.eval()

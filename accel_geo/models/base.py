@@ -1,0 +1,271 @@
+"""GeoModel: the module that users hold, with the verbs that they know."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from accel_geo.data.spec import DataSpec
+from accel_geo.parallel import keys
+from accel_geo.parallel.reduction import Loss, is_main
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from accel_geo.prepare import GeoData
+
+
+class _Seeded(type):
+    """Draws initial weights by the data's seed, so that they do not depend on the process or on what was drawn before."""
+
+    def __call__(cls, data: object, *args: object, **kwargs: object) -> "GeoModel":
+        with keys.scope(getattr(data, "seed", 42), "weights"):
+            return super().__call__(data, *args, **kwargs)
+
+
+class GeoModel(nn.Module, metaclass=_Seeded):
+    """A network for one task, built from a DataSpec: `forward(images, targets=None)` gives losses or predictions.
+
+    In training `forward` returns a dict of `Loss` terms, each a total and a count; in evaluation a list with one
+    prediction for each image. A subclass sets `task` and builds its network from keyword arguments that JSON can hold.
+
+    Args:
+        data: the data to train on, or only their DataSpec (for prediction).
+        arguments: the subclass's arguments, stored with the model to rebuild it.
+
+    Raises:
+        ValueError: the data are of another task.
+    """
+
+    task: str
+
+    def __init__(self, data: "GeoData | DataSpec", **arguments: object) -> None:
+        super().__init__()
+        self.spec: DataSpec = data if isinstance(data, DataSpec) else data.spec
+        if self.spec.task != self.task:
+            raise ValueError(
+                f"{type(self).__name__} does {self.task}, but the data are for {self.spec.task}; "
+                f"read them with prepare_data(..., task={self.task!r}) if they have such labels"
+            )
+        self.data = None if isinstance(data, DataSpec) else data
+        self.arguments = arguments
+        self.fits, self.steps, self.run_folder = 0, 0, None
+        self.history: list[dict] = []
+        self._frozen: list[nn.Module] = []
+        column = (-1, 1, 1)
+        self.register_buffer("pixel_mean", torch.tensor(self.spec.mean).view(column))
+        self.register_buffer("pixel_std", torch.tensor(self.spec.std).view(column))
+
+    # What a subclass gives -------------------------------------------------------------------------------------------
+
+    def forward(self, images: Tensor, targets: list[dict] | None = None) -> dict[str, Loss] | list[dict]:
+        """Return loss terms in training, predictions in evaluation.
+
+        Args:
+            images: [B, C, H, W], scaled as the DataSpec says, padded on the right and below.
+            targets: one for each image, needed in training.
+        """
+        raise TypeError(f"{type(self).__name__} must define forward(images, targets=None)")
+
+    def backbone_modules(self) -> list[nn.Module]:
+        """Return the modules that `freeze` freezes."""
+        return [self.backbone]
+
+    def loss_counts(self, targets: list[dict]) -> dict[str, float] | None:
+        """Return the count of each loss term where the targets alone tell it: accumulation is then exact, else None."""
+        return None
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Bring images to mean 0 and standard deviation 1 over the training chips."""
+        return (images - self.pixel_mean) / self.pixel_std
+
+    # Verbs -----------------------------------------------------------------------------------------------------------
+
+    def fit(
+        self, epochs: int = 10, lr: float | None = None, *, devices: int | None = None, **options: object
+    ) -> list[dict]:
+        """Train on the model's data; collective in a distributed run. Options: see `accel_geo.engine.loop.fit`.
+
+        Args:
+            epochs: passes over the training split.
+            lr: largest learning rate; None finds it by `lr_find`.
+            devices: start so many processes on this machine and train on all of them; for scripts and notebooks that
+                no launcher started. Guard the script by `if __name__ == "__main__":`.
+            options: of the loop: batch_size, accumulate, schedule, clip, ema, output, resume, ...
+
+        Returns:
+            The run's history: the records of history.jsonl.
+        """
+        from accel_geo.engine import loop
+        from accel_geo.models import multi_process
+        from accel_geo.parallel.launch import launched
+
+        if devices and devices > 1 and not launched():
+            return multi_process.fit_in_processes(self, devices, {"epochs": epochs, "lr": lr, **options})
+        return loop.fit(self, self._data("fit"), epochs=epochs, lr=lr, **options)
+
+    def lr_find(self, show: bool = False, **options: object) -> float:
+        """Return a learning rate from a range test; collective. The weights stay as they are.
+
+        Args:
+            show: print the curve.
+            options: batch_size, accumulate, cpu, precision.
+        """
+        from accel_geo.engine import loop
+
+        lr, curve = loop.lr_find(self, self._data("lr_find"), **options)
+        if show and is_main():
+            print("\n".join(f"{rate:.2e}  {loss:.4f}" for rate, loss in curve))
+        return lr
+
+    def evaluate(self, data: "GeoData | None" = None, *, distributed: bool = False) -> dict[str, object]:
+        """Return the metrics on the validation split.
+
+        Args:
+            data: other data of the same classes and bands.
+            distributed: share the chips over all processes of a launched run; collective. Else this process does all.
+        """
+        from accel_geo.engine.evaluation import evaluate
+
+        data = data or self._data("evaluate")
+        device = next(self.parameters()).device
+        return evaluate(self, data.valid, data.task, device=device, distributed=distributed).metrics
+
+    @torch.no_grad()
+    def predict(self, source: "str | os.PathLike | Tensor | Sequence") -> "dict | list[dict]":
+        """Predict chips.
+
+        Args:
+            source: path of a raster with the bands of the training data, an image tensor [C, H, W] scaled as the
+                DataSpec says, or a list of such.
+
+        Returns:
+            For each a dict of tensors on the CPU, keys by task: `scores` [K] (classification), `mask` [H, W] and
+            `scores` (semantic), `boxes`, `labels` 1..K, `scores`, `masks` (instances).
+        """
+        from accel_geo.data.images import read_image
+
+        if isinstance(source, list | tuple):
+            return [self.predict(item) for item in source]
+        image = source if isinstance(source, Tensor) else read_image(source, self.spec)
+        if image.dim() != 3 or image.shape[0] != len(self.spec.bands):
+            raise ValueError(f"an image must be [{len(self.spec.bands)}, H, W], not {list(image.shape)}")
+        training, parameter = self.training, next(self.parameters())
+        self.eval()
+        try:
+            prediction = self(image[None].to(parameter.device, parameter.dtype))[0]
+        finally:
+            self.train(training)
+        return {k: v.cpu() if isinstance(v, Tensor) else v for k, v in prediction.items()}
+
+    def show_results(self, rows: int = 4, path: str | os.PathLike | None = None) -> "Figure":
+        """Draw validation chips, truth beside prediction.
+
+        Args:
+            rows: chips.
+            path: also write the picture there.
+        """
+        from accel_geo.engine.publish import interesting
+        from accel_geo.parallel.order import Request
+
+        data = self._data("show_results")
+        samples = [data.valid[Request(i)] for i in interesting(data.valid, rows)]
+        images = [sample.pop("image") for sample in samples]
+        files = [data.file(sample["image_id"]) for sample in samples]
+        figure = data.task.figure(self.spec, images, samples, self.predict(images), files)
+        if path:
+            figure.savefig(path)
+        return figure
+
+    def plot_losses(self, path: str | os.PathLike | None = None) -> "Figure":
+        """Draw loss, learning rate and metrics over the steps of all fits."""
+        from accel_geo.report.pictures import curves
+
+        figure = curves(self.history)
+        if path:
+            figure.savefig(path)
+        return figure
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write the published model, model.safetensors and config.json, into a folder; on the main process only.
+
+        Returns:
+            The folder.
+        """
+        from accel_geo.engine import checkpoint
+
+        if is_main():
+            state = checkpoint.module_state(self)
+            checkpoint.write_folder(Path(path), checkpoint.Checkpoint(model=state, config=self.config()))
+        return Path(path)
+
+    def load(self, path: str | os.PathLike) -> "GeoModel":
+        """Load the weights of a published model of the same class, arguments and class list.
+
+        Raises:
+            FileNotFoundError: no model there.
+            ValueError: another class of model, other shapes, or a file that is not whole.
+        """
+        from accel_geo.engine import checkpoint
+
+        found = checkpoint.read_folder(path)
+        if found.config["class"] != type(self).__name__:
+            raise ValueError(f"{path} holds a {found.config['class']}, not a {type(self).__name__}; use from_model")
+        checkpoint.load_module_state(self, found.model, str(path))
+        return self
+
+    @classmethod
+    def from_model(cls, path: str | os.PathLike, data: "GeoData | None" = None) -> "GeoModel":
+        """Rebuild a published model; with data of the same classes and bands it can be trained on.
+
+        Raises:
+            FileNotFoundError: no model there.
+            ValueError: the folder holds another class of model, or data of other classes or bands are given.
+        """
+        from accel_geo.models import from_model
+
+        model = from_model(path, data)
+        if not isinstance(model, cls):
+            raise ValueError(
+                f"{path} holds a {type(model).__name__}, not a {cls.__name__}; use {type(model).__name__}.from_model"
+            )
+        return model
+
+    def freeze(self) -> None:
+        """Freeze the backbone: its parameters are not trained and its normalisation keeps its statistics."""
+        self._frozen = self.backbone_modules()
+        for module in self._frozen:
+            module.requires_grad_(False)
+        self.train(self.training)
+
+    def unfreeze(self) -> None:
+        """Train everything."""
+        self._frozen = []
+        self.requires_grad_(True)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> "GeoModel":
+        """Set training or evaluation mode; what is frozen stays in evaluation mode."""
+        super().train(mode)
+        for module in self._frozen:
+            module.eval()
+        return self
+
+    def config(self) -> dict[str, object]:
+        """Return what rebuilds the model: class, arguments, DataSpec; and the versions that wrote it."""
+        from accel_geo.engine.publish import versions
+
+        return {
+            "class": type(self).__name__,
+            "arguments": self.arguments,
+            "spec": self.spec.to_json(),
+            "versions": versions(),
+        }
+
+    def _data(self, verb: str) -> "GeoData":
+        if self.data is None:
+            raise ValueError(f"{verb} needs data: build the model from prepare_data(...), or from_model(path, data)")
+        return self.data

@@ -1,0 +1,380 @@
+"""The options that all recipes share, parsed in one place; without torch, so that --help answers at once."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT_ERRORS = (ValueError, OSError, RuntimeError)  # what a user's input or machine can cause: a message, no traceback
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return value
+
+
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 0 and below 1")
+    return value
+
+
+def _rate(text: str) -> float | str:
+    if text == "auto":
+        return text
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} must be above 0, or auto")
+    return value
+
+
+def _mapping(text: str) -> dict[str, str]:
+    pairs = [item.partition("=") for item in text.split(",") if item]
+    if not pairs or any(not (old and sign and new) for old, sign, new in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} must read OLD=NEW,OLD=NEW")
+    return {old.strip(): new.strip() for old, _, new in pairs}
+
+
+def _names(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of a recipe: the shared options with the recipe's own defaults; `add_argument` adds the recipe's own.
+
+    Args:
+        description: the recipe's docstring: its first line is shown, its launch commands stand below the options.
+        task: the kind of label that the recipe learns.
+        epochs, batch_size, lr: the recipe's.
+        schedule, clip, ema, backbone: likewise.
+        builtin: defaults that hold where no --data is given, such as dict(epochs=20, backbone="resnet18").
+    """
+
+    def __init__(
+        self,
+        description: str,
+        *,
+        task: str,
+        epochs: int,
+        batch_size: int,
+        lr: float,
+        backbone: str,
+        schedule: str = "one_cycle",
+        clip: float | None = None,
+        ema: float | None = None,
+        builtin: dict | None = None,
+    ) -> None:
+        first, _, rest = description.strip().partition("\n")
+        super().__init__(
+            description=first, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
+        self.task, self.builtin = task, builtin or {}
+        self.recipe = {
+            "epochs": epochs, "batch_size": batch_size, "lr": lr, "backbone": backbone,
+            "schedule": schedule, "clip": clip, "ema": ema,
+        }  # fmt: skip
+        self._add_data()
+        self._add_run()
+        self._add_training()
+        self._add_launch()
+
+    def _default(self, name: str) -> str:
+        value = self.recipe[name]
+        value = "none" if value is None else value
+        return f"{value}; {self.builtin[name]} for the built-in scenes" if name in self.builtin else f"{value}"
+
+    def _add_data(self) -> None:
+        add = self.add_argument_group("data").add_argument
+        add("--data", metavar="PATH", help="folder of chips and labels (default: the built-in scenes)")
+        add("--format", help="format on disk (default: recognised)")
+        add("--vectors", metavar="FILE", help="vector file that makes PATH a scene to be chipped (default: none)")
+        add("--class-column", metavar="NAME", help="column of --vectors with the class (default: one class)")
+        add("--classes", type=_names, metavar="A,B,...", help="only these classes (default: all)")
+        add("--class-mapping", type=_mapping, metavar="OLD=NEW,...", help="rename or merge classes (default: none)")
+        add("--bands", type=_names, metavar="A,B,...", help="bands by name or number from 1 (default: all)")
+        add("--limit", type=_positive, metavar="N", help="only the first N chips by image_id (default: all)")
+        add("--val-split", type=_fraction, default=0.1, metavar="F", help="share for validation (default: 0.1)")
+        add(
+            "--split-by",
+            default="random",
+            metavar="random|group|column:NAME",
+            help="what the split keeps together (default: random)",
+        )
+        add("--valid-match", metavar="GLOB", help="file names that make the validation split (default: none)")
+        add("--valid", metavar="PATH", help="folder of the validation split (default: none)")
+        add("--resize-to", type=_positive, metavar="N", help="resize every chip to N x N first (default: none)")
+        add(
+            "--chip-size",
+            type=_positive,
+            metavar="N",
+            help="crop N x N in training; whole chips in validation (default: none)",
+        )
+        add("--cache", choices=["auto", "disk", "memory", "off"], default="auto", help="decoded chips (default: auto)")
+        add("--num-workers", type=int, metavar="N", help="loading processes (default: only where decoding needs them)")
+
+    def _add_run(self) -> None:
+        add = self.add_argument_group("run").add_argument
+        add("--output", metavar="DIR", help="folder of the run (default: runs/<recipe>-<time>)")
+        add("--resume", action="store_true", help="go on from the newest whole checkpoint in --output (default: off)")
+        add(
+            "--epochs",
+            type=_positive,
+            metavar="N",
+            help=f"passes over the training chips (default: {self._default('epochs')})",
+        )
+        add("--max-steps", type=_positive, metavar="N", help="ends training sooner (default: none)")
+        add("--eval-every", type=_positive, metavar="N", help="optimizer steps between evaluations (default: an epoch)")
+        add("--save-every", type=_positive, metavar="N", help="optimizer steps between checkpoints (default: an epoch)")
+        add("--keep", type=_positive, default=2, metavar="N", help="checkpoints kept beside the best (default: 2)")
+        add("--monitor", metavar="METRIC", help="metric that tells the best (default: the task's)")
+        add("--early-stopping", type=_positive, metavar="N", help="evaluations without improvement (default: off)")
+        add("--min-delta", type=float, default=1e-6, metavar="X", help="what counts as an improvement (default: 1e-6)")
+        add(
+            "--smoke",
+            action="store_true",
+            help="the whole path in under a minute: 8 small chips, a few steps (default: off)",
+        )
+
+    def _add_training(self) -> None:
+        add = self.add_argument_group("training").add_argument
+        add(
+            "--batch-size",
+            type=_positive,
+            metavar="N",
+            help=f"samples in a global batch, whatever the process count (default: {self._default('batch_size')})",
+        )
+        add(
+            "--per-device-batch-size",
+            type=_positive,
+            metavar="N",
+            help="the same, multiplied out by the processes (default: none)",
+        )
+        add("--accumulate", type=_positive, default=1, metavar="K", help="parts that a batch is worked in (default: 1)")
+        add(
+            "--lr",
+            type=_rate,
+            metavar="X|auto",
+            help=f"largest learning rate, or auto: a range test (default: {self._default('lr')})",
+        )
+        add(
+            "--scale-lr",
+            choices=["none", "linear", "sqrt"],
+            default="none",
+            help="how the recipe's lr follows another global batch (default: none)",
+        )
+        add(
+            "--schedule",
+            choices=["one_cycle", "cosine", "constant", "plateau"],
+            help=f"of the learning rate (default: {self._default('schedule')})",
+        )
+        add("--clip", type=float, metavar="X", help=f"largest norm of the gradients (default: {self._default('clip')})")
+        add(
+            "--ema",
+            type=float,
+            metavar="DECAY",
+            help=f"moving average of the weights (default: {self._default('ema')})",
+        )
+        add("--freeze", action="store_true", help="do not train the backbone (default: off)")
+        add("--backbone", metavar="NAME", help=f"torchvision or timm network (default: {self._default('backbone')})")
+        add("--weights", metavar="none|default|PATH", default="none", help="weights to start from (default: none)")
+        add(
+            "--size", choices=["small", "full"], help="of the heads (default: small for the built-in scenes, else full)"
+        )
+        add("--seed", type=int, default=42, metavar="N", help="root of all randomness (default: 42)")
+        add(
+            "--dtype",
+            choices=["float32", "float64"],
+            default="float32",
+            help="float64 is for comparisons (default: float32)",
+        )
+        add("--precision", choices=["no", "bf16", "fp16"], help="mixed precision (default: accelerate's setting)")
+
+    def _add_launch(self) -> None:
+        add = self.add_argument_group("launch").add_argument
+        add("--devices", type=_positive, default=1, metavar="N", help="processes to start on this machine (default: 1)")
+        add("--cpu", action="store_true", help="use the CPU even where there is a GPU (default: off)")
+        add("--threads", type=_positive, metavar="N", help="CPU threads of a process (default: all cores, shared)")
+        add(
+            "--timeout",
+            type=float,
+            default=600,
+            metavar="S",
+            help="seconds until a lost process is an error (default: 600)",
+        )
+        add("--tracker", metavar="NAME", help="a tracker that accelerate knows, such as tensorboard (default: none)")
+        # torch.distributed.launch appends this one.
+        self.add_argument("--local-rank", "--local_rank", dest="local_rank", help=argparse.SUPPRESS)
+
+    def parse(self, arguments: list[str] | None = None) -> "Options":
+        """Parse the command line, complete it with the recipe's defaults and refuse contradictions."""
+        given = self.parse_args(arguments)
+        defaults = {**self.recipe, **(self.builtin if given.data is None else {})}
+        if given.smoke:
+            defaults |= {"epochs": 2, "batch_size": 4}
+        for name, value in defaults.items():
+            if getattr(given, name, None) is None:
+                setattr(given, name, value)
+        self._refuse(given)
+        return Options(given, self, defaults)
+
+    def _refuse(self, given: argparse.Namespace) -> None:
+        if given.vectors or given.class_column:
+            if given.data is None:
+                self.error("--vectors needs --data, the scene to be chipped")
+        if given.valid and given.valid_match:
+            self.error("--valid and --valid-match both choose the validation split; give one")
+        if given.per_device_batch_size and "--batch-size" in " ".join(sys.argv[1:]).replace(
+            "--per-device-batch-size", ""
+        ):
+            self.error("--batch-size and --per-device-batch-size say the same thing; give one")
+        if given.resume and not given.output:
+            self.error("--resume needs --output, the folder of the run to go on with")
+        if given.smoke and given.resume:
+            self.error("--smoke starts afresh; leave out --resume")
+        if given.num_workers is not None and given.num_workers < 0:
+            self.error("--num-workers must be at least 0")
+        if given.weights not in ("none", "default") and not Path(given.weights).exists():
+            self.error(
+                f"--weights {given.weights}: no such file; give none, default or the path of a .safetensors or .pth file"
+            )
+        if given.data is not None and not Path(given.data).exists():
+            self.error(f"--data {given.data}: no such folder")
+
+
+class Options:
+    """A recipe's options: attributes by their names, and the keyword arguments that each part takes.
+
+    Args:
+        given: the parsed command line.
+        parser: that parsed it.
+        defaults: of the recipe, for the data at hand.
+    """
+
+    def __init__(self, given: argparse.Namespace, parser: Parser, defaults: dict) -> None:
+        self.given, self.parser, self.defaults = given, parser, defaults
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.given, name)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in a global batch."""
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        return (self.given.per_device_batch_size or 0) * processes or self.given.batch_size
+
+    @property
+    def model_size(self) -> str:
+        """The size of the heads: small for the built-in scenes and --smoke."""
+        return self.given.size or ("small" if self.given.data is None or self.given.smoke else "full")
+
+    def for_data(self) -> dict[str, object]:
+        """Return the arguments of `prepare_data`."""
+        o = self.given
+        names = ("format", "vectors", "class_column", "classes", "class_mapping", "bands", "val_split", "split_by",
+                 "valid_match", "resize_to", "chip_size", "cache", "seed")  # fmt: skip
+        path, limit = o.data, o.limit
+        if o.smoke:
+            limit = min(limit or 8, 8)
+            if path is None:
+                from accel_geo.data.scenes import builtin
+
+                path = str(builtin(self.parser.task, smoke=True))
+        small = {"resize_to": o.resize_to or 64, "val_split": max(o.val_split, 0.25)} if o.smoke else {}
+        workers = "auto" if o.num_workers is None else o.num_workers
+        return {
+            "path": path, "task": self.parser.task, "valid_path": o.valid, "batch_size": self.global_batch, "limit": limit,
+            "num_workers": workers, **{name: getattr(o, name) for name in names}, **small,
+        }  # fmt: skip
+
+    def for_model(self) -> dict[str, object]:
+        """Return the arguments of a model: backbone, weights, size."""
+        weights = None if self.given.weights == "none" else self.given.weights
+        return {"backbone": self.given.backbone, "weights": weights, "size": self.model_size}
+
+    def for_fit(self) -> dict[str, object]:
+        """Return the arguments of `fit`."""
+        o = self.given
+        names = ("epochs", "max_steps", "accumulate", "schedule", "clip", "ema", "seed", "dtype", "precision", "eval_every",
+                 "save_every", "keep", "monitor", "early_stopping", "min_delta", "output", "resume", "cpu", "threads",
+                 "timeout", "tracker")  # fmt: skip
+        return {"lr": self.scaled_lr(), "batch_size": self.global_batch, **{name: getattr(o, name) for name in names}}
+
+    def scaled_lr(self) -> float | None:
+        """Return the learning rate for the global batch at hand, None where it is to be found."""
+        lr = self.given.lr
+        if lr == "auto":
+            return None
+        ratio = self.global_batch / self.defaults["batch_size"]
+        return lr * {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[self.given.scale_lr]
+
+
+def run(main: Callable[[Options], None], parser: Parser, arguments: list[str] | None = None) -> None:
+    """Run a recipe: check how it was launched, start --devices processes or run `main` in this one.
+
+    What a user's input or machine can cause ends with a message and exit code 1, on whichever process it arises.
+    """
+    options = parser.parse(arguments)
+    given = options.given
+    from accel_geo.parallel import launch, supervise
+
+    try:
+        launch.check_environment(given.devices)
+        if not given.output:
+            given.output = f"runs/{Path(sys.argv[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        if given.devices > 1:
+            command = [
+                sys.executable,
+                sys.argv[0],
+                *_without_devices(arguments or sys.argv[1:]),
+                "--output",
+                given.output,
+            ]
+            sys.exit(supervise.run_workers(command, given.devices))
+        main(options)
+        _leave_world()
+    except ROOT_ERRORS as error:
+        if os.environ.get("ACCEL_GEO_TRACEBACK"):
+            raise
+        rank = int(os.environ.get("RANK", "0"))
+        print(f"accel_geo: rank {rank}: {_explain(error)}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(
+            1
+        )  # not sys.exit: other processes may be waiting in collective calls that this one's teardown would join
+
+
+def _leave_world() -> None:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _explain(error: Exception) -> str:
+    text = str(error)
+    lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "timed out")
+    if isinstance(error, RuntimeError) and any(sign in text for sign in lost):
+        return f"another process of this run has ended or hangs; its own message tells why. Go on with --resume. ({text.splitlines()[0]})"
+    if isinstance(error, RuntimeError) and "out of memory" not in text and "exit code" not in text:
+        import traceback
+
+        return "".join(traceback.format_exception(error))
+    return text
+
+
+def _without_devices(arguments: list[str]) -> list[str]:
+    kept, skip = [], False
+    for argument in arguments:
+        if skip or argument == "--devices" or argument.startswith("--devices="):
+            skip = argument == "--devices" and not skip
+            continue
+        if argument == "--output" or argument.startswith("--output="):
+            skip = argument == "--output"
+            continue
+        kept.append(argument)
+    return kept

@@ -1,0 +1,56 @@
+"""FeatureClassifier: one label, or several, for each chip; from a folder of chips to a published model.
+
+    python recipes/featureclassifier.py                                      # the built-in scenes, on whatever is here
+    python recipes/featureclassifier.py --data my_export                     # ArcGIS Pro "ImageNet", or a folder per class
+    python recipes/featureclassifier.py --data my_export --devices 2         # the same run on two processes of this machine
+    accelerate launch recipes/featureclassifier.py --data my_export          # as `accelerate config` says
+    accelerate launch --config_file accelerate_configs/ddp.yaml recipes/featureclassifier.py --data my_export
+    torchrun --standalone --nproc-per-node 2 recipes/featureclassifier.py --data my_export
+    python recipes/featureclassifier.py --data my_export --output runs/roofs --resume    # go on after a stop or a crash
+
+The result does not depend on how many processes carry it out: --batch-size is that of all together.
+"""
+
+from functools import partial
+
+from accel_geo.options import Options, Parser, run
+
+parser = Parser(
+    __doc__,
+    task="classification",
+    epochs=20,
+    batch_size=8,
+    lr=1e-3,
+    backbone="resnet34",
+    # The built-in scenes are small and many: a light encoder learns them on a laptop within minutes.
+    builtin={"epochs": 10, "backbone": "resnet18"},
+)
+parser.add_argument("--label-smoothing", type=float, default=0.0, metavar="X", help="of the targets (default: 0)")
+
+
+def main(options: Options) -> None:
+    """Train, evaluate and publish."""
+    import torch
+
+    from accel_geo import FeatureClassifier, prepare_data
+
+    # Data: read by its own format; crops, flips, quarter turns and colour changes in training.
+    data = prepare_data(**options.for_data())
+
+    # Model: a backbone from torchvision or timm, average pooling, a linear head.
+    model = FeatureClassifier(
+        data,
+        label_smoothing=options.label_smoothing,
+        **options.for_model(),
+    )
+    if options.freeze:
+        model.freeze()
+
+    # Optimizer: AdamW, fused; its learning rate follows --schedule.
+    optimizer = partial(torch.optim.AdamW, weight_decay=0.01, fused=True)
+
+    model.fit(optimizer=optimizer, **options.for_fit())
+
+
+if __name__ == "__main__":
+    run(main, parser)

@@ -1,0 +1,60 @@
+"""UnetClassifier: a class for each pixel (Ronneberger et al. 2015), from a folder of chips to a published model.
+
+    python recipes/unetclassifier.py                                      # the built-in scenes, on whatever is here
+    python recipes/unetclassifier.py --data my_export                     # ArcGIS Pro "Classified Tiles", or images/ + masks/
+    python recipes/unetclassifier.py --data my_export --devices 2         # the same run on two processes of this machine
+    accelerate launch recipes/unetclassifier.py --data my_export          # as `accelerate config` says
+    accelerate launch --config_file accelerate_configs/ddp.yaml recipes/unetclassifier.py --data my_export
+    torchrun --standalone --nproc-per-node 2 recipes/unetclassifier.py --data my_export
+    python recipes/unetclassifier.py --data my_export --output runs/roofs --resume    # go on after a stop or a crash
+
+The result does not depend on how many processes carry it out: --batch-size is that of all together.
+"""
+
+from functools import partial
+
+from accel_geo.options import Options, Parser, run
+
+parser = Parser(
+    __doc__,
+    task="semantic",
+    epochs=20,
+    batch_size=8,
+    lr=1e-3,
+    backbone="resnet34",
+    # The built-in scenes are small and many: a light encoder learns them on a laptop within minutes.
+    builtin={"epochs": 10, "backbone": "resnet18"},
+)
+parser.add_argument("--class-balancing", action="store_true", help="weigh classes by their pixels (default: off)")
+parser.add_argument(
+    "--dice-loss-fraction", type=float, default=0.0, metavar="F", help="share of the Dice loss (default: 0)"
+)
+
+
+def main(options: Options) -> None:
+    """Train, evaluate and publish."""
+    import torch
+
+    from accel_geo import UnetClassifier, prepare_data
+
+    # Data: read by its own format; crops, flips, quarter turns and colour changes in training.
+    data = prepare_data(**options.for_data())
+
+    # Model: an encoder from torchvision or timm, and a decoder of our own.
+    model = UnetClassifier(
+        data,
+        class_balancing=options.class_balancing,
+        dice_loss_fraction=options.dice_loss_fraction,
+        **options.for_model(),
+    )
+    if options.freeze:
+        model.freeze()
+
+    # Optimizer: AdamW, fused; its learning rate follows --schedule.
+    optimizer = partial(torch.optim.AdamW, weight_decay=0.01, fused=True)
+
+    model.fit(optimizer=optimizer, **options.for_fit())
+
+
+if __name__ == "__main__":
+    run(main, parser)
