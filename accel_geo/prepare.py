@@ -86,7 +86,10 @@ class GeoData:
         ]
         names = [("background" if kind == "pixels" else "(none)", ""), *zip(spec.classes, spec.class_values)]
         for i, (name, value) in enumerate(names):
-            train, valid = (self.class_counts[split]["chips" if kind == "objects" and i == 0 else kind][i] for split in ("train", "valid"))
+            train, valid = (
+                self.class_counts[split]["chips" if kind == "objects" and i == 0 else kind][i]
+                for split in ("train", "valid")
+            )
             lines.append(f"{name:<24}{value:>8}{train:>18}{valid:>18}")
         if kind != "pixels" and not any(self.class_counts[split]["chips"][0] for split in ("train", "valid")):
             del lines[3]
@@ -171,11 +174,15 @@ def prepare_data(
     if task is not None and task not in TASKS:
         raise ValueError(f"task {task!r} is not known; the tasks are {', '.join(TASKS)}")
     if split_by not in splits.SPLITS:
-        raise ValueError(f"split_by={split_by!r} is not known; there is {', '.join(splits.SPLITS)}, or give valid_match or valid_path")
+        raise ValueError(
+            f"split_by={split_by!r} is not known; there is {', '.join(splits.SPLITS)}, or give valid_match or valid_path"
+        )
     if valid_match is not None and valid_path is not None:
         raise ValueError("valid_match and valid_path both say what to validate on; give one of them")
     if vectors is not None or class_column is not None:
-        raise ValueError("no format reads scenes with vectors; cut them into chips with labels first, as the formats expect")
+        raise ValueError(
+            "no format reads scenes with vectors; cut them into chips with labels first, as the formats expect"
+        )
     for name, number in (("batch_size", batch_size), ("limit", limit)):
         if number is not None and number < 1:
             raise ValueError(f"{name}={number} must be at least 1")
@@ -382,7 +389,9 @@ def _counts(task: str, source: Source, positions: list[int], chosen: Classes) ->
         for index, number in pairs:
             if index < len(amount) and (index or task == "semantic"):
                 amount[index] += number if task == "semantic" else 1
-    return {"chips": chips} | ({"pixels": amount} if task == "semantic" else {"objects": amount} if task == "instances" else {})
+    return {"chips": chips} | (
+        {"pixels": amount} if task == "semantic" else {"objects": amount} if task == "instances" else {}
+    )
 
 
 def _workers(number: int | str, cache: str) -> int:

@@ -112,7 +112,8 @@ def _wait(file: Path) -> None:
         if current and values["kind"] == "OSError":
             raise OSError(values["failure"])
         if current and values["kind"]:
-            raise ValueError(values["failure"] or f"decoding the chips ended with {values['kind']} in process {values['pid']}")
+            ended = f"decoding the chips ended with {values['kind']} in process {values['pid']}"
+            raise ValueError(values["failure"] or ended)
         if values and current and _alive(values):
             suspicious = None
         else:
@@ -120,7 +121,8 @@ def _wait(file: Path) -> None:
             patience = _GRACE if current else _PATIENCE
             if time.time() - suspicious > patience:
                 who = f"process {values['pid']} on {values['host']} ended" if values else "no process began"
-                raise ValueError(f"waited {time.time() - begun:.0f} s for the store {file}: {who} without finishing it; start again")
+                waited = f"waited {time.time() - begun:.0f} s for the store {file}"
+                raise ValueError(f"{waited}: {who} without finishing it; start again")
         time.sleep(0.05)
 
 

@@ -55,9 +55,7 @@ class Chips(Dataset):
         self.ids, self.files = list(ids), list(files)
         self._store, self._positions, self._index_of, self._transform = store, list(positions), index_of, transform
         usual = spec.resize_to or spec.chip_size
-        self._full = [
-            usual if p in store.problems else (store.heights[p], store.widths[p]) for p in self._positions
-        ]
+        self._full = [usual if p in store.problems else (store.heights[p], store.widths[p]) for p in self._positions]
         crop = chip_size or (2**31, 2**31)
         self.sizes = [(min(h, crop[0]), min(w, crop[1])) for h, w in self._full]
 
@@ -84,8 +82,8 @@ class Chips(Dataset):
         height, width = sample["image"].shape[-2:]
         if (height, width) != self.sizes[index]:
             raise ValueError(
-                f"the transform made {(height, width)} (height, width) of {self.files[index]}, but {self.sizes[index]} was "
-                "expected: sizes must be known before loading; crop with chip_size and resize with resize_to"
+                f"the transform made {(height, width)} (height, width) of {self.files[index]}, not {self.sizes[index]}: "
+                "sizes must be known before loading; crop with chip_size and resize with resize_to"
             )
         sample |= {"image_id": self.ids[index], "key": key, "size": (height, width), "ignore": chip.pixels is None}
         if chip.pixels is None:

@@ -25,7 +25,9 @@ class Classes:
     index_of: dict[int, int]
 
 
-def choose(rows: Rows, present: Iterable[int], classes: ClassChoice, mapping: Mapping | None, problems: list[str]) -> Classes:
+def choose(
+    rows: Rows, present: Iterable[int], classes: ClassChoice, mapping: Mapping | None, problems: list[str]
+) -> Classes:
     """Settle the classes.
 
     Args:
@@ -141,6 +143,6 @@ def check_values(values: list[list[int]], files: list[str], index_of: dict[int, 
     if bad:
         counted = f" ({len({file for file, _ in bad})} files hold such values)" if len(bad) > 1 else ""
         raise ValueError(
-            f"{bad[0][0]} holds the label value {bad[0][1]}, which is in no class list: the classes are {listed}{counted}. "
-            "Add the class to the metadata, or correct the label"
+            f"{bad[0][0]} holds the label value {bad[0][1]}, which is no class{counted}: the classes are {listed}. "
+            "Add it to the class list of the metadata, or correct the label"
         )

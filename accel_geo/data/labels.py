@@ -13,6 +13,7 @@ import numpy as np
 
 from accel_geo.data.pixels import read_error, read_label, resize_labels
 
+Size = tuple[int, int]  # height, width
 NO_DATA = -(2**31)  # the value of label pixels that are no data
 
 
@@ -35,7 +36,7 @@ class Label(NamedTuple):
     dropped: int = 0
 
 
-def decode(task: str, row: dict, root: Path, source: tuple[int, int], size: tuple[int, int], ignored: np.ndarray | None) -> Label:
+def decode(task: str, row: dict, root: Path, source: Size, size: Size, ignored: np.ndarray | None) -> Label:
     """Read the labels that a row names.
 
     Args:
@@ -56,7 +57,7 @@ def decode(task: str, row: dict, root: Path, source: tuple[int, int], size: tupl
     return Label(list(row["values"]), [1] * len(row["values"]))
 
 
-def _raster(root: Path, name: str, source: tuple[int, int]) -> tuple[np.ndarray, float | None]:
+def _raster(root: Path, name: str, source: Size) -> tuple[np.ndarray, float | None]:
     file = root / name
     try:
         values, nodata = read_label(file)
@@ -67,7 +68,7 @@ def _raster(root: Path, name: str, source: tuple[int, int]) -> tuple[np.ndarray,
     return values, nodata
 
 
-def _semantic(row: dict, root: Path, source: tuple[int, int], size: tuple[int, int], ignored: np.ndarray | None) -> Label:
+def _semantic(row: dict, root: Path, source: Size, size: Size, ignored: np.ndarray | None) -> Label:
     if not row["label_files"]:
         mask = np.zeros(source, dtype=np.uint8)
     else:
@@ -89,11 +90,11 @@ def _semantic(row: dict, root: Path, source: tuple[int, int], size: tuple[int, i
         return Label(values.tolist(), histogram[values].tolist(), data=places[mask].tobytes())
     values, places, counts = np.unique(mask, return_inverse=True, return_counts=True)
     if len(values) > 256:
-        raise ValueError(f"label {row['label_files'][0]} holds {len(values)} different values; class rasters hold at most 256")
+        raise ValueError(f"label {row['label_files'][0]} holds {len(values)} different values, more than 256 classes")
     return Label(values.tolist(), counts.tolist(), data=places.astype(np.uint8).tobytes())
 
 
-def _instances(row: dict, root: Path, source: tuple[int, int], size: tuple[int, int]) -> Label:
+def _instances(row: dict, root: Path, source: Size, size: Size) -> Label:
     objects = list(_object_masks(row, root, source))
     values, counts, boxes, data, dropped = [], [], [], [], 0
     for value, mask, left, top in objects:
@@ -114,7 +115,7 @@ def _instances(row: dict, root: Path, source: tuple[int, int], size: tuple[int, 
     return Label(values, counts, boxes, b"".join(data), dropped)
 
 
-def _object_masks(row: dict, root: Path, source: tuple[int, int]) -> Iterator[tuple[int, np.ndarray, int, int]]:
+def _object_masks(row: dict, root: Path, source: Size) -> Iterator[tuple[int, np.ndarray, int, int]]:
     # Yields (class value, mask of a window, left, top) of each object.
     for name, value in zip(row["label_files"], row["values"]):
         bands, nodata = _raster(root, name, source)
@@ -126,7 +127,7 @@ def _object_masks(row: dict, root: Path, source: tuple[int, int]) -> Iterator[tu
         yield value, *shape_mask(json.loads(shape), source)
 
 
-def shape_mask(shape: list | dict, size: tuple[int, int]) -> tuple[np.ndarray, int, int]:
+def shape_mask(shape: list | dict, size: Size) -> tuple[np.ndarray, int, int]:
     """Draw a COCO segmentation: a list of polygons (their union), or RLE, compressed or not.
 
     A pixel belongs to a polygon when its centre lies inside.
@@ -158,7 +159,7 @@ def shape_mask(shape: list | dict, size: tuple[int, int]) -> tuple[np.ndarray, i
     return mask.astype(bool), int(left), int(top)
 
 
-def _decode_rle(rle: dict, size: tuple[int, int]) -> np.ndarray:
+def _decode_rle(rle: dict, size: Size) -> np.ndarray:
     height, width = (int(n) for n in rle["size"])
     if (height, width) != size:
         raise ValueError(f"an RLE segmentation has size {(height, width)} (height, width), the chip {size}")
@@ -186,7 +187,7 @@ def _decompress(text: str) -> list[int]:
     return runs
 
 
-def semantic_mask(label: Label, size: tuple[int, int], index_of: dict[int, int]) -> np.ndarray:
+def semantic_mask(label: Label, size: Size, index_of: dict[int, int]) -> np.ndarray:
     """Return int64 [H, W]: the class index of each pixel, 255 ignored.
 
     Args:
@@ -198,9 +199,7 @@ def semantic_mask(label: Label, size: tuple[int, int], index_of: dict[int, int])
     return table[np.frombuffer(label.data, dtype=np.uint8)].reshape(size)
 
 
-def instance_arrays(
-    label: Label, size: tuple[int, int], index_of: dict[int, int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def instance_arrays(label: Label, size: Size, index_of: dict[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return boxes float32 [N, 4], labels int64 [N] and masks bool [N, H, W] of the objects whose class is kept."""
     labels = np.array([index_of[value] for value in label.values], dtype=np.int64)
     boxes = np.asarray(label.boxes, dtype=np.int64).reshape(-1, 4)

@@ -75,9 +75,7 @@ def describe_bands(file: Path, bands: Sequence[int | str] | None, names: Sequenc
         named = list(names)
     else:
         plain = (ColorInterp.red, ColorInterp.green, ColorInterp.blue)
-        named = [
-            described[i - 1] or (colours[i - 1].name if colours[i - 1] in plain else f"band_{i}") for i in indexes
-        ]
+        named = [described[i - 1] or (colours[i - 1].name if colours[i - 1] in plain else f"band_{i}") for i in indexes]
     by_name = {name.casefold(): i for name, i in zip(named, indexes)}
     chosen = indexes
     if bands is not None:

@@ -99,9 +99,9 @@ def residential(canvas: Canvas) -> None:
         road(canvas, rng.choice([-1, 1]) * 0.35 * canvas.extent, width, across=True)
     fill = min(1.0, 0.022 * canvas.extent + 0.25)
     for side in (-1, 1):
-        at = -0.75 * canvas.extent + rng.uniform(0, 8)
+        at = -0.5 * canvas.extent + rng.uniform(4, 10) * fill
         back = width / 2 + rng.uniform(7.5, 10.5) * fill
-        while at < 0.75 * canvas.extent:
+        while at < 0.5 * canvas.extent:
             x, y = canvas.place(at, offset + side * back + rng.normal(0, 0.6))
             kind = rng.choice(BUILDINGS, p=[0.92, 0.05, 0.03])
             gable = np.pi / 2 * (rng.random() < 0.35)
@@ -111,6 +111,7 @@ def residential(canvas: Canvas) -> None:
                 if rng.random() < 0.6:
                     car(canvas, *drive, canvas.angle + np.pi / 2 * side)
             at += rng.uniform(13, 18) * fill
+    _build(canvas, "house", int(rng.integers(0, 3)))
     _traffic(canvas, offset, 3)
     _plant(canvas, int(rng.integers(8, 26)), (1.0, 3.0))
 
@@ -124,7 +125,7 @@ def industrial(canvas: Canvas) -> None:
     if rng.random() < 0.75:
         road(canvas, offset, rng.uniform(6, 8))
         _traffic(canvas, offset, 2)
-    _build(canvas, "hall", int(rng.integers(1, 4)), spread=0.03)
+    _build(canvas, "hall", int(rng.integers(2, 5)), spread=0.03)
     if rng.random() < 0.3:
         _build(canvas, "house", 1)
     for _ in range(3):
@@ -144,7 +145,7 @@ def horticulture(canvas: Canvas) -> None:
     if rng.random() < 0.7:
         road(canvas, rng.choice([-1, 1]) * rng.uniform(0.2, 0.45) * canvas.extent, rng.uniform(3.5, 5.5), dirt=rng.random() < 0.6)
     _litter(canvas, 2)
-    _build(canvas, "glasshouse", int(rng.integers(1, 4)), spread=0.03)
+    _build(canvas, "glasshouse", int(rng.integers(2, 5)), spread=0.03)
     if rng.random() < 0.3:
         _build(canvas, rng.choice(["house", "hall"]), 1)
     for _ in range(rng.integers(1, 5)):

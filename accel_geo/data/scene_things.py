@@ -148,8 +148,8 @@ def building(canvas: Canvas, kind: str, x: float, y: float, angle: float, fill: 
         return False
     under = canvas.colour[window][_box(u, v, length + 4, width + 4)].mean(0)
     roof = surface(rng)
-    if rng.random() < 0.4:  # the colour of what is around it, greyed
-        roof = 0.7 * under + 0.3 * under.mean()
+    if rng.random() < 0.4:  # the colour of what is around it, a little greyer or stronger
+        roof = under + rng.uniform(-0.25, 0.25) * (under.mean() - under)
     draw = {"house": _house, "hall": _hall, "glasshouse": _glasshouse}[kind]
     body = draw(canvas, window, u, v, length, width, roof)
     canvas.buildings.append(kind)

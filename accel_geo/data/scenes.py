@@ -186,13 +186,13 @@ def _publish(draft: Path, folder: Path) -> None:
 def _export(folder: Path, layout: Layout, chips: int, size: int, seed: int) -> None:
     """Draw the chips and write images, labels, map.txt and the three descriptions."""
     import rasterio
-    from rasterio.transform import from_origin
 
-    lines, labels, columns = [], [], int(np.ceil(np.sqrt(chips)))
+    lines, labels = [], []
     for index in range(chips):
         scene = draw(layout.uses[index % len(layout.uses)], seed, index, size)
         name, pitch = f"{index:09d}", 1.25 * size * GSD  # a gap between chips: they show different places
-        place = from_origin(ORIGIN[0] + index % columns * pitch, ORIGIN[1] - index // columns * pitch, GSD, GSD)
+        column, row = index % 16, index // 16
+        place = rasterio.Affine(GSD, 0, ORIGIN[0] + column * pitch, 0, -GSD, ORIGIN[1] - row * pitch)
 
         def save(path: str, pixels: NDArray, place=place) -> str:
             """Write [H, W] or [H, W, C] uint8 pixels as <path>.tif with its world file; returns its name for map.txt."""

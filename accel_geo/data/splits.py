@@ -14,8 +14,8 @@ def random_split(files: Sequence[str], fraction: float, seed: int) -> tuple[list
 
     Args:
         files: name of each chip.
-        fraction: part to validate on, rounded; at least one chip where it is above 0 and there are two, and at least one
-            chip trains.
+        fraction: part to validate on, rounded; at least one chip where it is above 0 and there are two. One chip at
+            least trains.
         seed: of the split.
 
     Returns:
@@ -38,7 +38,8 @@ def split_by_name(files: Sequence[str], pattern: str) -> tuple[list[int], list[i
     Raises:
         ValueError: no chip matches, or all do.
     """
-    valid = [i for i, file in enumerate(files) if fnmatchcase(file.rsplit("/", 1)[-1], pattern) or fnmatchcase(file, pattern)]
+    names = [(file, file.rsplit("/", 1)[-1]) for file in files]
+    valid = [i for i, pair in enumerate(names) if any(fnmatchcase(name, pattern) for name in pair)]
     if not valid or len(valid) == len(files):
         which = "every" if valid else "no"
         raise ValueError(f"valid_match={pattern!r} matches {which} one of {len(files)} chips, such as {some(files, 3)}")

@@ -88,8 +88,8 @@ class Decoder:
         """Return the key of the store: a hash of every file's path, size and time, and of what shapes the pixels."""
         names = {name for row in self.rows.dataset for name in (row["file"], *row["label_files"])}
         files = [self.rows.root / name for name in sorted(names)] + self.rows.sources
-        stats = [(str(file), *_stat(file)) for file in files]
-        options = [VERSION, self.rows.task, self.rows.format, self.bands, self.resize_to, len(self), str(self.rows.root.resolve())]
+        stats = [(str(file.resolve()), *_stat(file)) for file in files]
+        options = [VERSION, self.rows.task, self.rows.format, self.bands, self.resize_to, len(self)]
         return hashlib.blake2b(json.dumps([options, stats]).encode(), digest_size=12).hexdigest()
 
 
@@ -115,7 +115,8 @@ class Store:
         """Hold a table of chips; without the column of pixels each chip is decoded when it is asked for."""
         self._table, self._decoder, self._file = table, decoder, file
         self.index = table.select(list(_INDEX))
-        columns = {name: self.index[name].to_pylist() for name in ("height", "width", "dtype", "values", "counts", "boxes")}
+        names = ("height", "width", "dtype", "values", "counts", "boxes")
+        columns = {name: self.index[name].to_pylist() for name in names}
         self.heights, self.widths = columns["height"], columns["width"]
         self._dtypes, self._boxes = columns["dtype"], columns["boxes"]
         self.values, self.counts = columns["values"], columns["counts"]
@@ -201,7 +202,7 @@ def check_readable(failed: list[str], chips: int) -> None:
     if len(failed) > _MOST_UNREADABLE * chips:
         listed = "\n".join(f"  {problem}" for problem in failed[:5])
         raise ValueError(
-            f"{len(failed)} of {chips} chips cannot be read, more than {_MOST_UNREADABLE:.0%}; the first are\n{listed}\n"
+            f"{len(failed)} of {chips} chips cannot be read, more than {_MOST_UNREADABLE:.0%}; the first:\n{listed}\n"
             "Repair or remove these files, or check that the data set is of the format that it was taken for"
         )
 

@@ -1,4 +1,4 @@
-"""Transforms of samples. Every draw is a function of the sample's key; plain slices and flips, far cheaper than frameworks.
+"""Transforms of samples: plain slices and flips, every draw a function of the sample's key.
 
 A transform is a callable `(sample, key) -> sample`; key 0 draws nothing. What has pixels moves together, by whole
 pixels, so that masks never hold a new value. Boxes of instances are the tight boxes of their masks.
@@ -22,8 +22,8 @@ def training_transform(spec: DataSpec, chip_size: tuple[int, int] | None, colour
     """Return the training preset: a random crop, then turns and flips, then changes of colour.
 
     Args:
-        spec: of the data. Imagery in map orientation gets all eight turns and mirrorings, other imagery is mirrored left
-            and right; brightness and contrast change for 8-bit RGB, the gain and offset of each band for other imagery.
+        spec: of the data. Imagery in map orientation gets all eight turns and mirrorings, other imagery is mirrored
+            left and right; 8-bit RGB changes in brightness and contrast, other imagery in each band's gain and offset.
         chip_size: (H, W) to crop to; a smaller chip keeps its size. None crops nothing.
         colour: change colours.
     """
@@ -153,7 +153,7 @@ def blank(image: Tensor, sample: dict) -> Tensor:
 
 
 def then(first: Transform | None, second: Transform) -> Transform:
-    """Return a transform that applies a user's function after another; what it draws is keyed, whichever way it draws."""
+    """Return a transform that applies a user's function after another, its draws from global generators keyed."""
 
     def transform(sample: dict, key: int) -> dict:
         sample = first(sample, key) if first else sample

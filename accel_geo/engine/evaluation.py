@@ -68,13 +68,14 @@ def evaluate(
     dtype = next(module.parameters()).dtype
     training = module.training
     module.eval()
+    files = dict(zip(chips.ids, chips.files))
     records = []
     try:
         for images, targets in Loader(chips, sampler, device, dtype, min(workers, len(sampler))):
             with autocast() if autocast else torch.no_grad():
                 predictions = module(images)
             for prediction, target in zip(predictions, targets, strict=True):
-                file = chips.file(target["image_id"])
+                file = files[target["image_id"]]
                 records.append(task.record(chips.spec, _to_cpu(prediction), _to_cpu(target), file))
     finally:
         module.train(training)

@@ -43,12 +43,14 @@ class FeatureClassifier(GeoModel):
         if size not in ("full", "small"):
             raise ValueError(f"size is 'full' or 'small', not {size!r}")
         if not 0 <= label_smoothing < 1 or (label_smoothing and self.spec.multilabel):
-            raise ValueError(f"label_smoothing={label_smoothing}: at least 0, below 1, and 0 where chips have several labels")
+            raise ValueError(
+                f"label_smoothing={label_smoothing}: at least 0, below 1, and 0 where chips have several labels"
+            )
         self.label_smoothing = label_smoothing
         self.backbone = build_backbone(backbone, len(self.spec.bands), max_stride=32 if size == "full" else 16)
         self.head = nn.Linear(self.backbone.channels[-1], len(self.spec.classes))
         if weights is not None:
-            self.weights_report = load_weights(
+            load_weights(
                 self,
                 weights,
                 backbone=self.backbone,

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 
-import torch
 import torchvision
 from torch import Tensor, nn
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
@@ -46,14 +45,15 @@ WIDTHS = {"full": (256, 1024, (256,) * 4), "small": (64, 256, (64,) * 2)}
 class MaskRCNN(GeoModel):
     """A feature pyramid, a region proposal network, and a box and a mask head on the proposed regions.
 
-    Chips of any size are taken as they are: nothing is resized. An argument left at None follows `size`, which sets how wide
-    and how many things are, never the backbone; "full" is torchvision's network, "small" one for chips of about 128 px.
+    Chips of any size are taken as they are: nothing is resized. An argument left at None follows `size`, which sets
+    how wide and how many things are, never the backbone; "full" is torchvision's network, "small" one for chips of
+    about 128 px.
 
     Args:
         data: the data, or their DataSpec.
         backbone: a torchvision or timm name, see nn/backbones.py.
-        weights: None (random), "default" (pretrained: on COCO for the full ResNet-50, else the backbone alone) or a path,
-            see nn/weights.py.
+        weights: None (random), "default" (pretrained: on COCO for the full ResNet-50, else the backbone alone) or a
+            path, see nn/weights.py.
         size: "full" or "small".
         anchor_sizes: side of the square anchor at each level of the pyramid, finest first, in pixels; None: 32 and its
             doubles, 8 and its doubles for "small".
@@ -125,7 +125,9 @@ class MaskRCNN(GeoModel):
         if anchor_sizes is None:
             anchor_sizes = [SIZES[size]["smallest_anchor"] * 2**level for level in range(levels)]
         if len(anchor_sizes) != levels:
-            raise ValueError(f"anchor_sizes {list(anchor_sizes)}: {backbone} needs {levels}, one for each of its levels")
+            raise ValueError(
+                f"anchor_sizes {list(anchor_sizes)}: {backbone} needs {levels}, one for each of its levels"
+            )
         self.rpn = RegionProposals(
             PyramidAnchors(anchor_sizes, anchor_ratios, self.backbone.strides),
             RPNHead(width, len(anchor_ratios)),
@@ -134,7 +136,10 @@ class MaskRCNN(GeoModel):
             batch_size_per_image=chosen["rpn_batch_size_per_image"],
             positive_fraction=rpn_positive_fraction,
             pre_nms_top_n={"training": chosen["rpn_pre_nms_top_n_train"], "testing": chosen["rpn_pre_nms_top_n_test"]},
-            post_nms_top_n={"training": chosen["rpn_post_nms_top_n_train"], "testing": chosen["rpn_post_nms_top_n_test"]},
+            post_nms_top_n={
+                "training": chosen["rpn_post_nms_top_n_train"],
+                "testing": chosen["rpn_post_nms_top_n_test"],
+            },
             nms_thresh=rpn_nms_thresh,
             score_thresh=rpn_score_thresh,
         )
@@ -156,7 +161,7 @@ class MaskRCNN(GeoModel):
         )
         if weights is not None:
             on_coco = backbone == "resnet50" and size == "full"
-            self.weights_report = load_weights(
+            load_weights(
                 self,
                 weights,
                 backbone=self.backbone.body,

@@ -75,7 +75,7 @@ class UnetClassifier(GeoModel):
         self.decoder = UnetDecoder(self.backbone.channels, self.backbone.strides, widths)
         self.head = nn.Conv2d(self.decoder.channels, outputs, 3, padding=1)
         if weights is not None:
-            self.weights_report = load_weights(
+            load_weights(
                 self,
                 weights,
                 backbone=self.backbone,
@@ -90,7 +90,7 @@ class UnetClassifier(GeoModel):
         return [self.backbone]
 
     def loss_counts(self, targets: list[dict]) -> dict[str, float] | None:
-        """Return the count of each loss term, known from the targets alone; None with the Dice term, a global ratio."""
+        """Return the count of each loss term, known from the targets; None with the Dice term, a global ratio."""
         if self.dice_loss_fraction:
             return None
         return {"cross_entropy": sum(float(pixel_count(self._truth(t["mask"]), self.class_weights)) for t in targets)}
@@ -179,7 +179,9 @@ def balanced_weights(data: object) -> list[float]:
         ValueError: no training chips are at hand to count.
     """
     if not hasattr(data, "train"):
-        raise ValueError("class_balancing counts the pixels of the training chips: give the data, or class_weights=[...]")
+        raise ValueError(
+            "class_balancing counts the pixels of the training chips: give the data, or class_weights=[...]"
+        )
     counts = torch.zeros(1 + len(data.spec.classes), dtype=torch.float64)
     for index in range(len(data.train)):
         mask = data.train[index]["mask"]

@@ -61,7 +61,7 @@ def build_backbone(name: str, bands: int, *, max_stride: int = 32) -> nn.Module:
     """Build a randomly initialised feature pyramid.
 
     Args:
-        name: a torchvision name ("resnet34", "mobilenet_v2", "densenet121", "vgg16_bn", ...), a timm name, or "timm:NAME".
+        name: a torchvision name ("resnet34", "mobilenet_v2", "vgg16_bn", ...), a timm name, or "timm:NAME".
         bands: number of input bands.
         max_stride: coarser levels are left out.
 
@@ -101,7 +101,11 @@ def pretrained_state(name: str) -> dict[str, Tensor]:
     except Exception as error:
         origin = timm.get_pretrained_cfg(short)
         hub = origin and origin.hf_hub_id
-        where = f"model.safetensors of the hub repository {hub}" if hub else (origin and origin.url) or "(none is published)"
+        where = (
+            f"model.safetensors of the hub repository {hub}"
+            if hub
+            else (origin and origin.url) or "(none is published)"
+        )
         raise cannot_download(name, where, error) from error
 
 
@@ -117,9 +121,9 @@ def cannot_download(name: str, where: str, error: Exception) -> FileNotFoundErro
 def extend_stem(weight: Tensor, bands: tuple[str, ...], weight_bands: tuple[str, ...] | None = None) -> Tensor:
     """Carry the first convolution's filters over to other bands.
 
-    A band that the weights know by name keeps its filters; any other band gets their mean over the bands; all are scaled by
-    M / N (M bands in the weights, N wanted), so that the response keeps its size. Where no name is known and the
-    number of bands agrees, the filters are taken as they are.
+    A band that the weights know by name keeps its filters; any other band gets their mean over the bands; all are
+    scaled by M / N (M bands in the weights, N wanted), so that the response keeps its size. Where no name is known
+    and the number of bands agrees, the filters are taken as they are.
 
     Args:
         weight: filters [out, M, kh, kw].
@@ -210,7 +214,7 @@ def _timm_backbone(name: str, max_stride: int) -> nn.Module:
         ) from error
     if len(set(strides)) < len(strides) or shapes != [[1, c, 64 // s, 64 // s] for c, s in zip(channels, strides)]:
         raise ValueError(
-            f"timm's {short} gives feature maps {shapes} for a 64 px image, not a pyramid [B, C, H / stride, W / stride]; "
+            f"timm's {short} gives feature maps {shapes} for a 64 px image, not [B, C, H / stride, W / stride]; "
             "take a convolutional network such as resnet34, mobilenet_v2 or timm:efficientnet_lite0"
         )
     backbone.channels, backbone.strides, backbone.source = list(channels), list(strides), "timm"
@@ -220,8 +224,14 @@ def _timm_backbone(name: str, max_stride: int) -> nn.Module:
 
 def _refuse(name: str, known: list[str]) -> None:
     close = difflib.get_close_matches(name.removeprefix("timm:"), known, n=5, cutoff=0.5)
-    hint = f"close matches: {', '.join(close)}" if close else "for example resnet18, resnet50, mobilenet_v2, efficientnet_b0"
-    raise ValueError(f"no backbone is called {name!r}; {hint}. torchvision's and timm's names are allowed, timm:NAME forces timm")
+    hint = (
+        f"close matches: {', '.join(close)}"
+        if close
+        else "for example resnet18, resnet50, mobilenet_v2, efficientnet_b0"
+    )
+    raise ValueError(
+        f"no backbone is called {name!r}; {hint}. torchvision's and timm's names are allowed, timm:NAME forces timm"
+    )
 
 
 def _stem_name(module: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""Loss terms as totals and counts. All-ignored batches give a total of zero that is still part of the graph, never NaN."""
+"""Loss terms as totals and counts; where all is ignored the total is zero and still part of the graph, never NaN."""
 
 import torch
 from torch import Tensor

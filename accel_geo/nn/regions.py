@@ -1,4 +1,4 @@
-"""Region networks (Faster and Mask R-CNN) from torchvision's parts, such that an image's share depends on that image alone.
+"""Region networks (Faster and Mask R-CNN) from torchvision's parts; what an image adds depends on that image alone.
 
 Beside torchvision: losses are totals and counts; samples are keyed; anchors centred in an image's padding neither train
 nor propose; strides are given, not guessed from the sizes of the images at hand; ties are broken by index; boxes
@@ -15,7 +15,13 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import RoIHeads, maskrcnn_inference, project_masks_on_boxes
 from torchvision.models.detection.rpn import RegionProposalNetwork, concat_box_prediction_layers
-from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign, batched_nms, clip_boxes_to_image, remove_small_boxes
+from torchvision.ops import (
+    FeaturePyramidNetwork,
+    MultiScaleRoIAlign,
+    batched_nms,
+    clip_boxes_to_image,
+    remove_small_boxes,
+)
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from torchvision.ops.poolers import LevelMapper
 
@@ -235,7 +241,7 @@ class RegionHeads(RoIHeads):
         image_shapes: list[tuple[int, int]],
         targets: list[dict] | None = None,
     ) -> tuple[list[dict], dict[str, Loss]]:
-        """Return in evaluation the detections of each image (masks as probabilities in their boxes), in training the losses."""
+        """Return the detections of each image (masks as probabilities in their boxes), in training the loss terms."""
         if self.training:
             return [], self.losses(features, proposals, image_shapes, targets)
         logits, deltas = self.box_outputs(features, proposals, image_shapes)
@@ -248,7 +254,11 @@ class RegionHeads(RoIHeads):
         return results, {}
 
     def losses(
-        self, features: dict[str, Tensor], proposals: list[Tensor], image_shapes: list[tuple[int, int]], targets: list[dict]
+        self,
+        features: dict[str, Tensor],
+        proposals: list[Tensor],
+        image_shapes: list[tuple[int, int]],
+        targets: list[dict],
     ) -> dict[str, Loss]:
         """Return the loss terms over the sampled regions."""
         self.fg_bg_sampler.begin(targets)
@@ -256,7 +266,7 @@ class RegionHeads(RoIHeads):
         logits, deltas = self.box_outputs(features, proposals, image_shapes)
         truth, wanted = torch.cat(labels), torch.cat(regression_targets)
         positive = torch.where(truth > 0)[0]
-        of_class = deltas.view(len(truth), -1, 4)[positive, truth[positive]]
+        of_class = deltas.view(len(truth), logits.shape[1], 4)[positive, truth[positive]]
         losses = {
             "loss_classifier": Loss(F.cross_entropy(logits, truth, reduction="sum"), float(len(truth))),
             "loss_box_reg": Loss(
@@ -269,7 +279,9 @@ class RegionHeads(RoIHeads):
             matched = [match[index] for match, index in zip(matched, chosen)]
             mask_logits = self.mask_outputs(features, boxes, image_shapes)
             of_class = mask_logits[torch.arange(len(positive), device=truth.device), truth[positive]]
-            masks = torch.cat([_cut_masks(t["masks"], b, m, of_class.shape[-1]) for t, b, m in zip(targets, boxes, matched)])
+            masks = torch.cat(
+                [_cut_masks(t["masks"], b, m, of_class.shape[-1]) for t, b, m in zip(targets, boxes, matched)]
+            )
             total = F.binary_cross_entropy_with_logits(of_class, masks, reduction="sum")
             losses["loss_mask"] = Loss(total, float(masks.numel()))
         return losses

@@ -10,8 +10,8 @@ class KeyedSampler:
     """Draws a balanced sample of positives and negatives of each image, in place of torchvision's sampler.
 
     Each candidate of an image gets one priority from a CPU generator keyed by (the target's key, site); the highest
-    priorities are taken, ties by index. One candidate more or less therefore leaves the choice among the others alone, and
-    neither the other images nor the process count matter.
+    priorities are taken, ties by index. One candidate more or less therefore leaves the choice among the others
+    alone, and neither the other images nor the process count matter.
 
     Args:
         batch_size_per_image: candidates sampled from an image.

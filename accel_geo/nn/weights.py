@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_geo.nn.backbones import extend_stem
+from accel_geo.parallel.reduction import is_main
 
 # words that other programs put before a network's own names
 _PREFIXES = {"module", "model", "network", "net", "backbone", "body", "encoder", "trunk", "state_dict"}
@@ -42,7 +43,7 @@ def load_weights(
         rename: turns a name of an older library into today's.
 
     Returns:
-        What was loaded and what was not, in one sentence.
+        What was loaded and what was not, in one sentence, which the main process also prints.
 
     Raises:
         FileNotFoundError: there is no such file, or "default" cannot be downloaded.
@@ -61,6 +62,8 @@ def load_weights(
     stem = f"{scope}{backbone.stem}.weight"
     found = _match(source, target, scope, stem)
     needed = [name for name in target if name.startswith(scope) and not name.endswith("num_batches_tracked")]
+    # the normalisation is that of the data at hand
+    found = {name: tensor for name, tensor in found.items() if name not in ("pixel_mean", "pixel_std")}
     usable = {name: tensor for name, tensor in found.items() if name == stem or tensor.shape == target[name].shape}
     hits = sum(name in usable for name in needed)
     if hits * 2 < len(needed):
@@ -79,7 +82,10 @@ def load_weights(
     if facts.get("classes", classes) != classes or any(n in found and n not in usable for n in _of(heads, target)):
         usable = {name: tensor for name, tensor in usable.items() if not name.startswith(heads)}
     model.load_state_dict(usable, strict=False)
-    return _report(origin, hits, len(needed), usable, target, heads, scope)
+    report = _report(origin, hits, len(needed), usable, target, heads, scope)
+    if is_main():
+        print(report, flush=True)
+    return report
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -94,15 +100,17 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
             return load_file(path)
         if path.suffix not in (".pth", ".pt"):
-            raise ValueError(f"{path}: weights are .safetensors, .pth or .pt files, not {path.suffix or 'without a suffix'!r}")
+            raise ValueError(
+                f"{path}: weights are .safetensors, .pth or .pt files, not {path.suffix or 'without a suffix'!r}"
+            )
         content = torch.load(path, map_location="cpu", weights_only=True)
     except ValueError:
         raise
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else ""
         raise ValueError(
-            f"{path}: not readable as tensors ({type(error).__name__}: {reason}). The file is damaged, or holds Python objects, "
-            "which are not loaded; save its state dict alone, best as .safetensors"
+            f"{path}: not readable as tensors ({type(error).__name__}: {reason}). The file is damaged, or holds Python "
+            "objects, which are not loaded; save its state dict alone, best as .safetensors"
         ) from error
     for key in ("state_dict", "model", "model_state_dict", "model_state"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
@@ -123,7 +131,7 @@ def _weights_file(path: Path) -> Path:
     what = "no model.safetensors in this folder" if path.is_dir() else "no such weights file"
     raise FileNotFoundError(
         f"{path}: {what}; {folder} holds {', '.join(here) or 'nothing'}. "
-        'weights is None (random), "default" (pretrained, downloaded), a weights file or the folder of a published model'
+        'weights is None (random), "default" (pretrained, downloaded), a weights file or a published model\'s folder'
     )
 
 
@@ -182,7 +190,9 @@ def _examples(names: object) -> str:
 def _report(
     origin: str, hits: int, needed: int, usable: dict, target: dict[str, Tensor], heads: tuple[str, ...], scope: str
 ) -> str:
-    fresh = [n for n in target if n not in usable and not n.endswith(("num_batches_tracked", "pixel_mean", "pixel_std"))]
+    fresh = [
+        n for n in target if n not in usable and not n.endswith(("num_batches_tracked", "pixel_mean", "pixel_std"))
+    ]
     text = f"weights: {origin}: {hits} of {needed} tensors of the backbone"
     beyond = sum(not name.startswith(scope) for name in usable)
     if beyond:

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import ModuleType
 
 from accel_geo.data.formats import classified_tiles, coco, esri, image_masks, imagenet, rcnn_masks
-from accel_geo.data.formats.rows import Rows, has_raster
+from accel_geo.data.formats.rows import Rows, has_raster, some
 
 FORMATS: dict[str, ModuleType] = {
     "RCNN_Masks": rcnn_masks,
@@ -14,7 +14,8 @@ FORMATS: dict[str, ModuleType] = {
     "image_masks": image_masks,
 }
 
-_INNER = {"images", "images2", "labels", "labels2", "masks", "semantic", "annotations"}  # they belong to the folder above
+# Folders that belong to the one above.
+_INNER = {"images", "images2", "labels", "labels2", "masks", "semantic", "annotations"}
 
 
 def read(path: str | Path, task: str | None = None, format: str | None = None) -> Rows:
@@ -69,7 +70,9 @@ def _locate(path: Path, names: list[str], forced: bool) -> tuple[Path, str]:
             return next(iter(below.items()))
         if below:
             listed = "\n".join(f"  {entry} ({name})" for entry, name in below.items())
-            raise ValueError(f"{path} holds {len(below)} data sets; give one of them as the path (and one as valid_path):\n{listed}")
+            raise ValueError(
+                f"{path} holds {len(below)} data sets; give one of them (and one as valid_path):\n{listed}"
+            )
     above = [path.parent] if path.name.casefold() in _INNER else []
     if path.parent.name.casefold() in _INNER:
         above.append(path.parent.parent)
@@ -100,4 +103,5 @@ def found(path: Path) -> str:
 
 def _nearby(path: Path) -> str:
     parent = next((p for p in path.parents if p.exists()), Path("."))
-    return f"Check the path; in {parent} there are: " + (", ".join(sorted(e.name for e in parent.iterdir())[:12]) or "no files")
+    names = sorted(entry.name for entry in parent.iterdir())
+    return f"Check the path; in {parent} there are: {some(names, 12) or 'no files'}"

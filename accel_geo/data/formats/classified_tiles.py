@@ -1,4 +1,4 @@
-"""Classified_Tiles, as exported by ArcGIS Pro: labels/<chip>.tif holds the class value of each pixel, 0 is background."""
+"""Classified_Tiles, as exported by ArcGIS Pro: labels/<chip>.tif holds class values, 0 is background."""
 
 from pathlib import Path
 

@@ -29,13 +29,15 @@ def _candidates(path: Path) -> list[Path]:
 @lru_cache(maxsize=64)
 def _looks_right(file: Path, _modified: int) -> bool:
     data = file.read_bytes().replace(b"\0", b"")
-    return all(key in data for key in (b'"images"', b'"annotations"', b'"categories"')) and b'"segments_info"' not in data
+    keys = (b'"images"', b'"annotations"', b'"categories"')
+    return all(key in data for key in keys) and b'"segments_info"' not in data
 
 
 def _load(file: Path) -> dict:
     values = read_json(file)
-    if not isinstance(values, dict) or not all(isinstance(values.get(k), list) for k in ("images", "annotations", "categories")):
-        raise ValueError(f"{file} is no COCO file: it must be an object with the lists images, annotations and categories")
+    lists = ("images", "annotations", "categories")
+    if not isinstance(values, dict) or not all(isinstance(values.get(name), list) for name in lists):
+        raise ValueError(f"{file} is no COCO file: it must be an object with the lists {', '.join(lists)}")
     return values
 
 
@@ -62,7 +64,7 @@ def read(path: Path, task: str) -> Rows:
         )
     if len(candidates) > 1:
         others = ", ".join(f"{f.name} ({_shapes(loaded[f])})" for f in candidates if f != file)
-        problems.append(f"read {file.name} ({_shapes(values)} segmentations), not {others}: give a JSON as the path to choose")
+        problems.append(f"read {file.name} ({_shapes(values)} segmentations), not {others}: a JSON as the path chooses")
     root = path if path.is_dir() else file.parent
     if root.name.casefold() in ("annotations", "labels"):
         root = root.parent
@@ -104,11 +106,14 @@ def _files(images: list[dict], root: Path, file: Path, problems: list[str]) -> d
     folders = {image.parent for image in taken}
     extra = [image for image in present if image not in taken and image.parent in folders]
     if extra:
-        problems.append(f"{len(extra)} chip(s) on disk are not listed in {file.name} and were left out: {some([e.name for e in extra], 3)}")
+        names = some([image.name for image in extra], 3)
+        problems.append(f"{len(extra)} chip(s) on disk are not listed in {file.name} and were left out: {names}")
     return found
 
 
-def _objects(values: dict, classes: dict[int, str], file: Path, problems: list[str]) -> dict[int, list[tuple[int, str]]]:
+def _objects(
+    values: dict, classes: dict[int, str], file: Path, problems: list[str]
+) -> dict[int, list[tuple[int, str]]]:
     # (class value, segmentation as JSON) of the objects of each image id; what is left out is counted.
     known, dropped = {image["id"] for image in values["images"]}, Counter()
     objects: dict[int, list[tuple[int, str]]] = {}
@@ -116,8 +121,8 @@ def _objects(values: dict, classes: dict[int, str], file: Path, problems: list[s
         category = annotation.get("category_id")
         if category not in classes:
             raise ValueError(
-                f"{file}: annotation {annotation.get('id')} has category_id {category!r}, which is not in its categories "
-                f"{some(classes)}; add it there"
+                f"{file}: annotation {annotation.get('id')} has category_id {category!r}, which is none of its categories "
+                f"{some(classes)}; add it there, or correct the annotation"
             )
         shape = _shape(annotation.get("segmentation"))
         if annotation.get("iscrowd"):

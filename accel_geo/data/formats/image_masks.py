@@ -1,4 +1,4 @@
-"""Folders of images and masks: images/<chip> beside masks/<chip>, the pixels of a mask are class values, 0 background."""
+"""Folders of images and masks: images/<chip> beside masks/<chip>, whose pixels are class values, 0 background."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def read(path: Path, task: str) -> Rows:
     """Read the rows of a folder; which classes there are shows in the masks."""
     images, masks = _folders(path)
     if masks is None:
-        raise ValueError(f"{path} holds no folder {' or '.join(MASKS)} with a mask of the same name as a chip in images/")
+        raise ValueError(f"{path} holds no folder {' or '.join(MASKS)} with a mask named like a chip in images/")
     return read_pair(path, images, masks, task, "image_masks")
 
 
@@ -43,4 +43,5 @@ def read_pair(path: Path, images: Path, masks: Path, task: str, name: str) -> Ro
         {"file": relative(file, path), "label_files": [relative(pairs[file], path)] if file in pairs else []}
         for file in files
     ]
-    return Rows(name, task, path, table(rows), classes={}, named=False, closed=False, problems=label_problems(rows, lonely))
+    problems = label_problems(rows, lonely)
+    return Rows(name, task, path, table(rows), classes={}, named=False, closed=False, problems=problems)

@@ -7,7 +7,7 @@ from accel_geo.data.formats.rows import Rows, folder, has_raster, rasters, relat
 
 TASKS = ("classification",)
 LAYOUT = "images/<class>/<chip> or <class>/<chip>"
-_NO_CLASSES = {"images", "labels", "labels2", "images2", "masks", "mask", "semantic", "annotations", "train", "val", "valid", "test"}
+_NO_CLASSES = {"images", "images2", "labels", "labels2", "masks", "semantic", "annotations", "train", "val", "valid"}
 
 
 def _base(path: Path) -> Path:

@@ -1,9 +1,9 @@
-"""RCNN_Masks, as exported by ArcGIS Pro: labels/<class name>/<chip>.tif, pixel 0 none, 1..k the objects of that class."""
+"""RCNN_Masks, as exported by ArcGIS Pro: labels/<class name>/<chip>.tif, 0 none, 1..k the objects of that class."""
 
 from pathlib import Path
 
 from accel_geo.data.formats import esri
-from accel_geo.data.formats.rows import Rows, folder, has_raster, label_problems, pair, rasters, relative, some, table
+from accel_geo.data.formats.rows import Rows, folder, has_raster, label_problems, pair, rasters, relative, table
 
 TASKS = ("instances",)
 LAYOUT = "images/<chip> and labels/<class>/<chip>, object numbers as pixels"
@@ -36,7 +36,7 @@ def read(path: Path, task: str) -> Rows:
             value = int(name) if digits else max([0, *classes]) + 1
             classes[value] = name
             if meta.classes:
-                problems.append(f"labels/{name} is no class of the metadata ({some(meta.classes.values())}): taken as class {value}")
+                problems.append(f"labels/{name} is no class of the metadata: taken as class {value}")
         value_of[entry] = value
     images = rasters(base)
     found: dict[Path, list[tuple[int, Path]]] = {image: [] for image in images}
