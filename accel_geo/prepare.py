@@ -10,23 +10,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel_geo.data import cache as caching
-from accel_geo.data import formats, splits, statistics
+from accel_geo.data import formats, splits
 from accel_geo.data import transforms as presets
+from accel_geo.data.cache import MODES
 from accel_geo.data.chips import Chips
-from accel_geo.data.classes import ClassChoice, Classes, check_values, choose
-from accel_geo.data.formats.rows import Rows, relative, some
-from accel_geo.data.pixels import Bands, describe_bands, read_error
-from accel_geo.data.spec import IGNORED, DataSpec
-from accel_geo.data.statistics import Moments
-from accel_geo.data.store import Decoder, Store, check_readable
+from accel_geo.data.classes import ClassChoice, Classes, choose
+from accel_geo.data.formats.rows import some
+from accel_geo.data.source import Source, open_source
+from accel_geo.data.spec import DataSpec
+from accel_geo.data.statistics import scaling
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from accel_geo.tasks.base import Task
-
-_TRIED = 20  # chips to open in search of the first readable one
 
 
 @dataclass
@@ -78,27 +75,31 @@ class GeoData:
         """Return what the data are, as text of several lines."""
         spec, sizes = self.spec, Counter(self.train.sizes + self.valid.sizes)
         shapes = ", ".join(f"{w} x {h}" + (f" ({n})" if len(sizes) > 1 else "") for (h, w), n in sizes.most_common(4))
-        kind = next((k for k in ("pixels", "objects") if k in self.class_counts["train"]), "chips")
         lines = [
             f"{self.path}: {self.format}, {spec.task}",
             f"chips: {len(self.train)} to train, {len(self.valid)} to validate; {shapes} pixels, {spec.dtype}",
-            f"{'class':<24}{'value':>8}{f'{kind}, train':>18}{f'{kind}, valid':>18}",
+            *self._class_lines(),
         ]
-        names = [("background" if kind == "pixels" else "(none)", ""), *zip(spec.classes, spec.class_values)]
-        for i, (name, value) in enumerate(names):
-            train, valid = (
-                self.class_counts[split]["chips" if kind == "objects" and i == 0 else kind][i]
-                for split in ("train", "valid")
-            )
-            lines.append(f"{name:<24}{value:>8}{train:>18}{valid:>18}")
-        if kind != "pixels" and not any(self.class_counts[split]["chips"][0] for split in ("train", "valid")):
-            del lines[3]
-        elif kind == "objects":
-            lines[3] = lines[3].replace("(none)", "chips without any", 1)
         lines.append(f"{'band':<24}{'0 is':>14}{'1 is':>14}{'mean':>10}{'std':>10}   (mean and std after scaling)")
         for row in zip(spec.bands, spec.low, spec.high, spec.mean, spec.std):
             lines.append(f"{row[0]:<24}{row[1]:>14g}{row[2]:>14g}{row[3]:>10.4f}{row[4]:>10.4f}")
         return "\n".join(lines + [f"note: {problem}" for problem in self.problems])
+
+    def _class_lines(self) -> list[str]:
+        kind = next((k for k in ("pixels", "objects") if k in self.class_counts["train"]), "chips")
+        lines = [f"{'class':<24}{'value':>8}{f'{kind}, train':>18}{f'{kind}, valid':>18}"]
+
+        def add(name: str, value: object, what: str, index: int) -> None:
+            train, valid = (self.class_counts[split][what][index] for split in ("train", "valid"))
+            lines.append(f"{name:<24}{value:>8}{train:>18}{valid:>18}")
+
+        if kind == "pixels":
+            add("background", 0, kind, 0)
+        for index, (name, value) in enumerate(zip(self.spec.classes, self.spec.class_values), 1):
+            add(name, value, kind, index)
+        if kind != "chips":
+            add("chips without any", "", "chips", 0)
+        return lines
 
     def show_batch(self, rows: int = 3, path: str | Path | None = None) -> "Figure":
         """Draw training chips with their labels, as training sees them but for random changes.
@@ -177,6 +178,8 @@ def prepare_data(
         raise ValueError(
             f"split_by={split_by!r} is not known; there is {', '.join(splits.SPLITS)}, or give valid_match or valid_path"
         )
+    if cache not in MODES:
+        raise ValueError(f"cache={cache!r} is not known; it is one of {', '.join(MODES)}")
     if valid_match is not None and valid_path is not None:
         raise ValueError("valid_match and valid_path both say what to validate on; give one of them")
     if vectors is not None or class_column is not None:
@@ -193,48 +196,37 @@ def prepare_data(
     crop, resize = _size(chip_size, "chip_size"), _size(resize_to, "resize_to")
 
     rows = formats.read(path, task, format)
-    sources = [Source.open(rows, bands, resize, limit, cache)]
+    sources = [open_source(rows, bands=bands, resize_to=resize, limit=limit, cache=cache)]
     if valid_path is not None:
         apart = formats.read(valid_path, rows.task, format or rows.format)
-        sources.append(Source.open(apart, bands, resize, None, cache, like=sources[0]))
+        sources.append(open_source(apart, resize_to=resize, cache=cache, after=sources[0]))
     problems = [problem for source in sources for problem in source.problems()]
     present = {value for source in sources for found in source.store.values for value in found}
     chosen = choose(rows, present, classes, class_mapping, problems)
     for source in sources:
         source.check(chosen)
+    parts = _split(sources, chosen, val_split, valid_match, seed)
+    if not parts[1][1] and val_split > 0:
+        problems.append("there is one chip only: it trains, and nothing validates")
 
-    kept = [source.kept(chosen) for source in sources]
-    if valid_path is not None:
-        parts = [(sources[0], kept[0]), (sources[1], kept[1])]
-    else:
-        files = [sources[0].files[i] for i in kept[0]]
-        split = splits.split_by_name(files, valid_match) if valid_match else splits.random_split(files, val_split, seed)
-        parts = [(sources[0], [kept[0][i] for i in side]) for side in split]
-        if not split[1] and val_split > 0:
-            problems.append("one chip only: it trains, and nothing validates")
-    spec = _spec(rows, parts[0], chosen, crop, resize, {dtype for source in sources for dtype in source.store.dtypes})
+    spec = _spec(sources, parts[0][1], chosen, crop, resize)
     kind = TASKS[rows.task]
-    transform = _transform(transforms, kind, spec, crop)
-    offset = len(sources[0].files)
-    made = []
-    for training, (source, positions) in zip((True, False), parts):
-        shift = offset if source is not sources[0] else 0
-        made.append(
-            Chips(
-                spec,
-                source.store,
-                positions,
-                [position + shift for position in positions],
-                [source.names[position] for position in positions],
-                chosen.index_of,
-                transform=transform if training else kind.transforms(spec, False, crop),
-                training=training,
-                chip_size=crop if training else None,
-            )
+    made = [
+        Chips(
+            spec,
+            source.store,
+            positions,
+            ids=[source.first_id + position for position in positions],
+            files=[source.names[position] for position in positions],
+            index_of=chosen.index_of,
+            transform=_transform(transforms, kind, spec, crop) if training else kind.transforms(spec, False, crop),
+            training=training,
+            chip_size=crop if training else None,
         )
-    counts = {name: _counts(rows.task, *part, chosen) for name, part in zip(("train", "valid"), parts)}
-    absent = [name for name, n in zip(chosen.names, counts["train"]["chips"][1:]) if not n]
-    if absent:
+        for training, (source, positions) in zip((True, False), parts)
+    ]
+    counts = {name: source.counts(positions, chosen) for name, (source, positions) in zip(("train", "valid"), parts)}
+    if absent := [name for name, n in zip(chosen.names, counts["train"]["chips"][1:]) if not n]:
         problems.append(f"no training chip holds the class {', '.join(absent)}")
     return GeoData(
         *made,
@@ -250,65 +242,18 @@ def prepare_data(
     )
 
 
-@dataclass
-class Source:
-    """One folder of chips: its rows and their store."""
-
-    rows: Rows
-    store: Store
-    bands: Bands
-    files: list[str]
-    names: list[str]
-    note: str
-
-    @classmethod
-    def open(
-        cls,
-        rows: Rows,
-        bands: Sequence[int | str] | None,
-        resize: tuple[int, int] | None,
-        limit: int | None,
-        cache: str,
-        like: "Source | None" = None,
-    ) -> "Source":
-        """Decode the chips of rows, or open their store; `like` is the training folder that a validation folder joins."""
-        if limit is not None:
-            rows.dataset = rows.dataset.select(range(min(limit, len(rows.dataset))))
-        files = rows.dataset["file"][:]
-        found = _first_bands(rows, files, bands) if like is None else like.bands
-        store, note = caching.prepare_store(Decoder(rows, found, resize), cache)
-        check_readable(list(store.problems.values()), len(store))
-        names = files if like is None else [relative(rows.root / file, like.rows.root) for file in files]
-        return cls(rows, store, found, files, names, note)
-
-    def problems(self) -> list[str]:
-        """Return what was odd in the files."""
-        store, problems = self.store, [*self.rows.problems, *([self.note] if self.note else [])]
-        problems += [f"cannot be read, counts nothing: {problem}" for problem in store.problems.values()]
-        if len(store.dtypes) > 1:
-            problems.append(f"chips of different pixel types ({', '.join(sorted(store.dtypes))}) are scaled alike")
-        if dropped := sum(store.index["dropped"].to_pylist()):
-            problems.append(f"{dropped} object(s) that cover no pixel were left out")
-        hidden = np.array(store.index["hidden"].to_pylist())
-        if hidden.any():
-            blank = [self.files[i] for i in np.flatnonzero(hidden == 1)]
-            problems.append(
-                f"{int((hidden > 0).sum())} chip(s) have pixels without data, {hidden.mean():.2%} of all pixels"
-                + (f"; {len(blank)} hold nothing else: {some(blank, 3)}" if blank else "")
-            )
-        return problems
-
-    def check(self, chosen: Classes) -> None:
-        """Refuse labels with values of no class."""
-        labels = [files[0] if files else file for file, files in zip(self.files, self.rows.dataset["label_files"])]
-        listed = ", ".join(f"{name} ({value})" for value, name in self.rows.classes.items()) or ", ".join(chosen.names)
-        check_values(self.store.values, [str(self.rows.root / label) for label in labels], chosen.index_of, listed)
-
-    def kept(self, chosen: Classes) -> list[int]:
-        """Return the chips to use: in classification those of the classes left out go, unreadable ones keep their place."""
-        if self.rows.task != "classification" or self.rows.multilabel:
-            return list(range(len(self.store)))
-        return [i for i, found in enumerate(self.store.values) if not found or chosen.index_of[found[0]]]
+def _split(
+    sources: list[Source], chosen: Classes, val_split: float, valid_match: str | None, seed: int
+) -> list[tuple[Source, list[int]]]:
+    # The (source, positions) of training and of validation.
+    kept = [source.kept(chosen) for source in sources]
+    if len(sources) == 2:
+        return list(zip(sources, kept))
+    names = [sources[0].names[position] for position in kept[0]]
+    if not names:
+        raise ValueError(f"no chip of {sources[0].rows.root} is left: none belongs to the classes {some(chosen.names)}")
+    sides = splits.split_by_name(names, valid_match) if valid_match else splits.random_split(names, val_split, seed)
+    return [(sources[0], [kept[0][i] for i in side]) for side in sides]
 
 
 def _size(value: int | tuple[int, int] | None, name: str) -> tuple[int, int] | None:
@@ -320,36 +265,20 @@ def _size(value: int | tuple[int, int] | None, name: str) -> tuple[int, int] | N
     return size
 
 
-def _first_bands(rows: Rows, files: list[str], bands: Sequence[int | str] | None) -> Bands:
-    # The first chip that opens says which bands there are.
-    from rasterio.errors import RasterioError
-
-    errors = []
-    for file in files[:_TRIED]:
-        try:
-            return describe_bands(rows.root / file, bands, rows.bands)
-        except RasterioError as error:
-            errors.append(f"  {file}: {read_error(rows.root / file, error)}")
-    raise ValueError(f"none of the first {len(errors)} chips of {rows.root} can be read:\n" + "\n".join(errors[:5]))
-
-
 def _spec(
-    rows: Rows,
-    part: tuple[Source, list[int]],
+    sources: list[Source],
+    positions: list[int],
     chosen: Classes,
     crop: tuple[int, int] | None,
     resize: tuple[int, int] | None,
-    dtypes: set[str],
 ) -> DataSpec:
-    source, positions = part
-    store, bands = source.store, source.bands
-    readable = [i for i in positions if i not in store.problems]
+    source, bands, rows = sources[0], sources[0].bands, sources[0].rows
+    readable = [i for i in positions if i not in source.store.problems]
     if not readable:
         raise ValueError(f"no training chip of {rows.root} can be read")
-    dtype = str(np.result_type(*dtypes))
-    moments = statistics.merge(Moments(*(values[readable] for values in store.moments)))
-    low, high, mean, std = map(tuple, statistics.scaling(moments, dtype))
-    usual = Counter((store.heights[i], store.widths[i]) for i in readable).most_common(1)[0][0]
+    dtype = str(np.result_type(*(dtype for each in sources for dtype in each.store.dtypes)))
+    low, high, mean, std = map(tuple, scaling(source.moments(readable), dtype))
+    usual = Counter((source.store.heights[i], source.store.widths[i]) for i in readable).most_common(1)[0][0]
     return DataSpec(
         task=rows.task,
         classes=chosen.names,
@@ -376,22 +305,6 @@ def _transform(
         return task.transforms(spec, True, crop)
     cropped = presets.crop_transform(crop) if crop else None
     return presets.then(cropped, transforms) if callable(transforms) else cropped
-
-
-def _counts(task: str, source: Source, positions: list[int], chosen: Classes) -> dict[str, list[int]]:
-    # Lists over the class indexes 0..K; of chips index 0 counts those without any class.
-    chips, amount = [0] * (len(chosen.names) + 1), [0] * (len(chosen.names) + 1)
-    for position in positions:
-        pairs = [(chosen.index_of[v], n) for v, n in zip(source.store.values[position], source.store.counts[position])]
-        held = {index for index, _ in pairs} - {0, IGNORED}
-        for index in held or ({0} if position not in source.store.problems else ()):
-            chips[index] += 1
-        for index, number in pairs:
-            if index < len(amount) and (index or task == "semantic"):
-                amount[index] += number if task == "semantic" else 1
-    return {"chips": chips} | (
-        {"pixels": amount} if task == "semantic" else {"objects": amount} if task == "instances" else {}
-    )
 
 
 def _workers(number: int | str, cache: str) -> int:

@@ -46,8 +46,6 @@ def prepare_store(decoder: Decoder, cache: str) -> tuple[Store, str]:
         ValueError: too many chips cannot be read, or the process that builds the store died.
         OSError: the disk cannot be written and `cache` is "disk".
     """
-    if cache not in MODES:
-        raise ValueError(f"cache={cache!r} is not known; it is one of {', '.join(MODES)}")
     if cache in ("memory", "off"):
         return in_memory(decoder, keep=cache == "memory"), ""
     try:

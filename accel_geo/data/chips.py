@@ -82,8 +82,8 @@ class Chips(Dataset):
         height, width = sample["image"].shape[-2:]
         if (height, width) != self.sizes[index]:
             raise ValueError(
-                f"the transform made {(height, width)} (height, width) of {self.files[index]}, not {self.sizes[index]}: "
-                "sizes must be known before loading; crop with chip_size and resize with resize_to"
+                f"the transform made {(height, width)} pixels of {self.files[index]}, not {self.sizes[index]} (height, "
+                "width): sizes must be known before loading; crop with chip_size and resize with resize_to"
             )
         sample |= {"image_id": self.ids[index], "key": key, "size": (height, width), "ignore": chip.pixels is None}
         if chip.pixels is None:
@@ -129,7 +129,8 @@ def padded(sample: dict, size: tuple[int, int] | None) -> dict:
     """
     height, width = sample["image"].shape[-2:]
     if size is None or (height, width) == tuple(size):
-        return sample
+        # Views of larger arrays would travel whole from a worker.
+        return {key: value.contiguous() if isinstance(value, Tensor) else value for key, value in sample.items()}
     right, below = size[1] - width, size[0] - height
     if right < 0 or below < 0:
         raise ValueError(f"a sample of {(height, width)} (height, width) cannot be padded to {tuple(size)}")

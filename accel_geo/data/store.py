@@ -87,9 +87,10 @@ class Decoder:
     def manifest(self) -> str:
         """Return the key of the store: a hash of every file's path, size and time, and of what shapes the pixels."""
         names = {name for row in self.rows.dataset for name in (row["file"], *row["label_files"])}
-        files = [self.rows.root / name for name in sorted(names)] + self.rows.sources
-        stats = [(str(file.resolve()), *_stat(file)) for file in files]
-        options = [VERSION, self.rows.task, self.rows.format, self.bands, self.resize_to, len(self)]
+        root = self.rows.root.resolve()
+        stats = [(name, *_stat(root / name)) for name in sorted(names)]
+        stats += [(str(file), *_stat(file)) for file in self.rows.sources]
+        options = [VERSION, str(root), self.rows.task, self.rows.format, self.bands, self.resize_to, len(self)]
         return hashlib.blake2b(json.dumps([options, stats]).encode(), digest_size=12).hexdigest()
 
 

@@ -121,7 +121,7 @@ def _objects(
         category = annotation.get("category_id")
         if category not in classes:
             raise ValueError(
-                f"{file}: annotation {annotation.get('id')} has category_id {category!r}, which is none of its categories "
+                f"{file}: annotation {annotation.get('id')} has category_id {category!r}, none of its categories "
                 f"{some(classes)}; add it there, or correct the annotation"
             )
         shape = _shape(annotation.get("segmentation"))
