@@ -8,12 +8,11 @@ from torch import Tensor, nn
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.models.detection.rpn import RPNHead
 
 from accel_geo.models.base import GeoModel
 from accel_geo.nn.backbones import build_backbone, cannot_download, pad_to_multiple, pretrained_state
-from accel_geo.nn.regions import FeaturePyramid, PyramidAnchors, RegionHeads, RegionProposals
+from accel_geo.nn.regions import FeaturePyramid, PyramidAnchors, RegionHeads, RegionProposals, paste_masks
 from accel_geo.nn.weights import load_weights
 from accel_geo.parallel.reduction import Loss
 
@@ -202,7 +201,7 @@ class MaskRCNN(GeoModel):
         if self.training:
             return losses | head_losses
         for result in results:
-            result["masks"] = paste_masks_in_image(result["masks"], result["boxes"], (height, width))[:, 0] >= 0.5
+            result["masks"] = paste_masks(result["masks"], result["boxes"], (height, width))
         return results
 
 

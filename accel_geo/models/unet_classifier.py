@@ -130,7 +130,7 @@ class UnetClassifier(GeoModel):
 
 
 class UnetDecoder(nn.Module):
-    """Doubles the resolution of the coarsest feature map until that of the image, joining the encoder's maps on the way.
+    """Doubles the resolution of the coarsest feature map up to the image's, joining the encoder's maps on the way.
 
     Args:
         channels: of the encoder's feature maps, finest first.

@@ -203,10 +203,8 @@ def _timm_backbone(name: str, max_stride: int) -> nn.Module:
         levels = [i for i, stride in enumerate(strides) if stride <= max_stride]
         backbone = timm.create_model(short, features_only=True, out_indices=levels)
         channels, strides = backbone.feature_info.channels(), backbone.feature_info.reduction()
-        backbone.eval()
-        with torch.no_grad():
-            shapes = [list(feature.shape) for feature in backbone(torch.zeros(1, 3, 64, 64))]
-        backbone.train()
+        features = backbone.eval()(torch.zeros(1, 3, 64, 64))
+        shapes = [list(feature.shape) for feature in features]
     except Exception as error:
         raise ValueError(
             f"timm's {short} has no feature pyramid for any image size ({type(error).__name__}: {error}); "
@@ -219,7 +217,20 @@ def _timm_backbone(name: str, max_stride: int) -> nn.Module:
         )
     backbone.channels, backbone.strides, backbone.source = list(channels), list(strides), "timm"
     backbone.stem = _stem_name(backbone)
-    return backbone
+    # timm may keep stages behind the last level
+    sum(feature.sum() for feature in features).backward()
+    _drop_unused(backbone)
+    backbone.zero_grad()
+    return backbone.train()
+
+
+def _drop_unused(module: nn.Module) -> None:
+    for name, child in module.named_children():
+        parameters = list(child.parameters())
+        if parameters and all(parameter.grad is None for parameter in parameters):
+            setattr(module, name, nn.Identity())
+        else:
+            _drop_unused(child)
 
 
 def _refuse(name: str, known: list[str]) -> None:

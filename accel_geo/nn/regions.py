@@ -306,6 +306,29 @@ def centred_inside(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     return (x < size[1]) & (y < size[0])
 
 
+def paste_masks(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Put masks into the image, where torchvision rounds their boxes down to whole pixels, to the fraction of a pixel.
+
+    Args:
+        masks: probabilities [N, 1, M, M] on the M x M cells of each box.
+        boxes: [N, 4].
+        size: (H, W) of the image.
+
+    Returns:
+        bool [N, H, W]: the probability, interpolated between the centres of the cells, is at least one half.
+    """
+    rows, columns = (_hat(boxes[:, axis], boxes[:, axis + 2], size[1 - axis], masks) for axis in (1, 0))
+    return rows @ masks[:, 0] @ columns.transpose(1, 2) >= 0.5
+
+
+def _hat(start: Tensor, stop: Tensor, side: int, masks: Tensor) -> Tensor:
+    # weights [N, side, M] of bilinear interpolation; pixel centres are whole numbers, as roi_align takes them in training
+    cells = masks.shape[-1]
+    pixels = torch.arange(side, device=masks.device, dtype=masks.dtype)
+    position = (pixels - start[:, None]) * (cells / (stop - start))[:, None] - 0.5
+    return (1 - (position[..., None] - torch.arange(cells, device=masks.device)).abs()).clamp(min=0)
+
+
 def _cut_masks(masks: Tensor, boxes: Tensor, matched: Tensor, side: int) -> Tensor:
     # only the instances that were sampled become floating point: a chip may hold more than a thousand
     used, matched = matched.unique(return_inverse=True)

@@ -1,0 +1,155 @@
+"""The network contract, the same for each row."""
+
+import pytest
+import torch
+from torch import nn
+
+ROWS = ("MaskRCNN", "UnetClassifier", "FeatureClassifier")
+
+
+def mean(losses):
+    return sum(loss.total / max(float(loss.count), 1.0) for loss in losses.values())
+
+
+def freeze_statistics(model):
+    for module in model.train().modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+
+
+def check_trains(model, images, targets):
+    """Finite terms, and a finite gradient for each parameter."""
+    losses = model.train()(images, targets)
+    assert losses and all(torch.isfinite(loss.total) and float(loss.count) >= 0 for loss in losses.values())
+    mean(losses).backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert not without
+    return losses
+
+
+def check_predictions(row, predictions, size, classes, dtype):
+    for prediction in predictions:
+        if row == "FeatureClassifier":
+            assert prediction["scores"].shape == (classes,) and prediction["scores"].dtype == dtype
+        elif row == "UnetClassifier":
+            assert prediction["mask"].shape == size and prediction["mask"].dtype == torch.int64
+            assert prediction["mask"].min() >= 0 and prediction["mask"].max() <= classes
+            assert prediction["scores"].shape == (classes + 1, *size)
+        else:
+            n = len(prediction["boxes"])
+            assert prediction["boxes"].shape == (n, 4) and prediction["boxes"].dtype == dtype
+            assert prediction["masks"].shape == (n, *size) and prediction["masks"].dtype == torch.bool
+            assert prediction["labels"].shape == (n,) and prediction["labels"].dtype == torch.int64
+            assert not n or 1 <= prediction["labels"].min() <= prediction["labels"].max() <= classes
+            assert (prediction["scores"].diff() <= 0).all()
+            assert (prediction["boxes"] >= 0).all() and (prediction["boxes"][:, 2:] <= torch.tensor(size[::-1])).all()
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("bands, size, classes", [(1, (64, 64), 1), (3, (96, 160), 20), (8, (97, 131), 4)])
+def test_trains_and_predicts(networks, row, bands, size, classes):
+    model = networks.build(row, bands, classes)
+    images, targets = networks.batch(row, [size] * 2, bands=bands, classes=classes)
+    check_trains(model, images, targets)
+    with torch.no_grad():
+        check_predictions(row, model.eval()(images), size, classes, torch.float32)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_mixed_sizes_in_float64(networks, row):
+    model = networks.build(row).double()
+    images, targets = networks.batch(row, [(64, 64), (97, 131), (96, 60)])
+    losses = check_trains(model, images, targets)
+    assert all(loss.total.dtype == torch.float64 for loss in losses.values())
+    with torch.no_grad():
+        check_predictions(row, model.eval()(images.double()), (97, 131), 4, torch.float64)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_without_objects(networks, row):
+    check_trains(networks.build(row), *networks.batch(row, [(64, 64)] * 2, objects=0))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_only_ignored_chips(networks, row):
+    model = networks.build(row)
+    losses = check_trains(model, *networks.batch(row, [(64, 64)] * 2, ignore=True))
+    assert all(loss.total.item() == 0 and float(loss.count) == 0 for loss in losses.values())
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_halves_add_up(networks, row):
+    """Totals and counts of two halves are those of the whole batch, as if on two processes."""
+    model = networks.build(row).double()
+    freeze_statistics(model)
+    sizes = [(97, 131), (64, 64), (97, 100), (80, 131), (64, 96), (97, 131)]
+    pairs = [networks.sample(row, i, size, (97, 131)) for i, size in enumerate(sizes)]
+    pairs[1] = networks.sample(row, 1, sizes[1], (97, 131), objects=0)
+    pairs[4] = networks.sample(row, 4, sizes[4], (97, 131), ignore=True)
+    whole = model(*networks.batch_of(pairs))
+    halves = [model(*networks.batch_of(part)) for part in (pairs[:4], pairs[4:])]
+    for name, loss in whole.items():
+        assert float(loss.count) == sum(float(half[name].count) for half in halves) > 0
+        total = sum(half[name].total.item() for half in halves)
+        assert loss.total.item() == pytest.approx(total, rel=1e-12)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_forward_draws_nothing_from_global_generators(networks, row):
+    model = networks.build(row).train()
+    images, targets = networks.batch(row, [(64, 64)] * 2)
+    state = torch.get_rng_state()
+    first = model(images, targets)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(99)
+    second = model(images, targets)
+    assert all(torch.equal(first[name].total, second[name].total) for name in first)
+
+
+@pytest.mark.parametrize("row", ("UnetClassifier", "FeatureClassifier"))
+def test_counts_are_known_from_the_targets(networks, row):
+    pairs = [networks.sample(row, i, (64, 64), (64, 64), ignore=i == 2) for i in range(4)]
+    images, targets = networks.batch_of(pairs)
+    model = networks.build(row).train()
+    losses = model(images, targets)
+    assert model.loss_counts(targets) == {name: float(loss.count) for name, loss in losses.items()}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_freeze_freezes_the_backbone_only(networks, row):
+    model = networks.build(row)
+    model.freeze()
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    assert (
+        frozen and all(name.startswith("backbone.") for name in frozen) and len(frozen) < len(list(model.parameters()))
+    )
+    check = model.train()(*networks.batch(row, [(64, 64)] * 2))
+    mean(check).backward()
+    assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_timm_backbone(networks, row):
+    model = networks.build(row, bands=4, backbone="timm:mobilenetv3_small_050")
+    check_trains(model, *networks.batch(row, [(64, 64)] * 2, bands=4))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_wrong_arguments_are_refused(networks, row):
+    with pytest.raises(ValueError, match="resnet34"):
+        networks.build(row, backbone="resnet43")
+    with pytest.raises(ValueError, match="'full' or 'small'"):
+        networks.build(row, size="tiny")
+    with pytest.raises(ValueError, match="does"):
+        networks.build(row, changes={"task": "edges"})
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_arguments_rebuild_the_network(networks, row):
+    import json
+
+    first = networks.build(row)
+    arguments = json.loads(json.dumps(first.arguments))
+    second = type(first)(first.spec, **arguments)
+    assert second.arguments == arguments
+    second.load_state_dict(first.state_dict())
