@@ -1,8 +1,9 @@
 """The paper that the built-in scenes are drawn on, and the light that turns it into an aerial picture.
 
-A scene is drawn as three maps, all at twice the final resolution so that edges come out smooth: the colour of each surface, its
-height in metres, and what it is. Light comes last and knows only colour and height: slopes are shaded by their angle to the sun
-and whatever stands in front of the sun casts a shadow, so a roof's two sides, a tree's crown and their shadows always agree.
+A scene is drawn as three maps, all at twice the final resolution so that edges come out smooth: the colour of each
+surface, its height in metres, and what it is. Light comes last and knows only colour and height: slopes are shaded by
+their angle to the sun, and whatever stands in front of the sun casts a shadow, so a roof's two sides, a tree's crown
+and their shadows always agree.
 """
 
 from typing import NamedTuple
@@ -56,6 +57,7 @@ class Canvas:
     """
 
     def __init__(self, rng: np.random.Generator, size: int):
+        """Start with bare, flat ground."""
         self.rng = rng
         self.size = size
         self.cells = size * OVERSAMPLING
@@ -86,7 +88,7 @@ class Canvas:
         return self.extent / 2 + u * cos - v * sin, self.extent / 2 + u * sin + v * cos
 
     def local(self, x: float, y: float, angle: float, reach: float) -> tuple[Window, NDArray, NDArray]:
-        """Return the window within `reach` metres of x, y and its coordinates along and across `angle` (both empty outside)."""
+        """Return the window within `reach` metres of x, y, and its coordinates along and across `angle`."""
         first_x, last_x, first_y, last_y = (
             int(np.clip(np.floor(at / CELL), 0, self.cells)) for at in (x - reach, x + reach, y - reach, y + reach)
         )
@@ -99,8 +101,14 @@ class Canvas:
         return (x - x0) * cos + (y - y0) * sin, (y - y0) * cos - (x - x0) * sin
 
     def paint(
-        self, window: Window, where: NDArray, colour: Colour, cover: str | None = None, rough: float = 0.05,
-        patchy: float = 0.05, blend: float = 1.0,
+        self,
+        window: Window,
+        where: NDArray,
+        colour: Colour,
+        cover: str | None = None,
+        rough: float = 0.05,
+        patchy: float = 0.05,
+        blend: float = 1.0,
     ) -> None:
         """Colour the cells `where` of a window.
 
@@ -136,7 +144,10 @@ def _shift(field: NDArray, rows: int, columns: int) -> NDArray:
     result = np.zeros_like(field)
     height, width = field.shape
     to_row, from_row = slice(max(0, -rows), height - max(0, rows)), slice(max(0, rows), height - max(0, -rows))
-    to_col, from_col = slice(max(0, -columns), width - max(0, columns)), slice(max(0, columns), width - max(0, -columns))
+    to_col, from_col = (
+        slice(max(0, -columns), width - max(0, columns)),
+        slice(max(0, columns), width - max(0, -columns)),
+    )
     if abs(rows) < height and abs(columns) < width:
         result[to_row, to_col] = field[from_row, from_col]
     return result
@@ -166,7 +177,7 @@ def _daylight(rng: np.random.Generator, height: NDArray) -> NDArray:
 
 
 def _photograph(rng: np.random.Generator, light: NDArray, size: int, drift: NDArray) -> NDArray:
-    """Return uint8 [size, size, 3] as a camera far above sees it: soft, hazy, with a cast of its own and a little noise."""
+    """Return uint8 [size, size, 3] as a camera far above sees it: soft, hazy, with a colour cast and a little noise."""
     from scipy.ndimage import gaussian_filter
 
     light = gaussian_filter(light, (rng.uniform(0.6, 1.1),) * 2 + (0,))

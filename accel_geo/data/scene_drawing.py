@@ -85,7 +85,11 @@ def _traffic(canvas: Canvas, offset: float, count: int) -> None:
     rng = canvas.rng
     for _ in range(rng.integers(count + 1)):
         lane = rng.choice([-1.5, 1.5])
-        car(canvas, *canvas.place(rng.uniform(-0.6, 0.6) * canvas.extent, offset + lane), canvas.angle + np.pi * (lane > 0))
+        car(
+            canvas,
+            *canvas.place(rng.uniform(-0.6, 0.6) * canvas.extent, offset + lane),
+            canvas.angle + np.pi * (lane > 0),
+        )
 
 
 def residential(canvas: Canvas) -> None:
@@ -143,15 +147,26 @@ def horticulture(canvas: Canvas) -> None:
     rng = canvas.rng
     ground(canvas, green(rng), surface(rng), rng.uniform(0.2, 0.8))
     if rng.random() < 0.7:
-        road(canvas, rng.choice([-1, 1]) * rng.uniform(0.2, 0.45) * canvas.extent, rng.uniform(3.5, 5.5), dirt=rng.random() < 0.6)
+        road(
+            canvas,
+            rng.choice([-1, 1]) * rng.uniform(0.2, 0.45) * canvas.extent,
+            rng.uniform(3.5, 5.5),
+            dirt=rng.random() < 0.6,
+        )
     _litter(canvas, 2)
     _build(canvas, "glasshouse", int(rng.integers(2, 5)), spread=0.03)
     if rng.random() < 0.3:
         _build(canvas, rng.choice(["house", "hall"]), 1)
     for _ in range(rng.integers(1, 5)):
         at_u, at_v = rng.uniform(-0.5, 0.5, 2) * canvas.extent
-        bed = (np.abs(canvas.u - at_u) < rng.uniform(4, 12)) & (np.abs(canvas.v - at_v) < rng.uniform(3, 7)) & ~canvas.taken
-        rows(canvas, bed, canvas.angle + np.pi / 2 * rng.integers(2), rng.uniform(1.2, 3), surface(rng), green(rng), 0.25)
+        bed = (
+            (np.abs(canvas.u - at_u) < rng.uniform(4, 12))
+            & (np.abs(canvas.v - at_v) < rng.uniform(3, 7))
+            & ~canvas.taken
+        )
+        rows(
+            canvas, bed, canvas.angle + np.pi / 2 * rng.integers(2), rng.uniform(1.2, 3), surface(rng), green(rng), 0.25
+        )
     _plant(canvas, int(rng.integers(1, 10)), (0.9, 2.6))
 
 
@@ -198,7 +213,13 @@ def forest(canvas: Canvas) -> None:
     rng = canvas.rng
     ground(canvas, green(rng) * 0.8, surface(rng) * 0.8, rng.uniform(0.1, 0.5))
     if rng.random() < 0.5:
-        road(canvas, rng.uniform(-0.4, 0.4) * canvas.extent, rng.uniform(3, 4.5), rng.uniform(0, 1.5), dirt=rng.random() < 0.6)
+        road(
+            canvas,
+            rng.uniform(-0.4, 0.4) * canvas.extent,
+            rng.uniform(3, 4.5),
+            rng.uniform(0, 1.5),
+            dirt=rng.random() < 0.6,
+        )
     if rng.random() < 0.2:
         _build(canvas, "house", 1)
     _litter(canvas, 1)

@@ -1,7 +1,7 @@
 """The things that stand or lie in the built-in scenes: buildings, roads, cars, trees, beds and slabs.
 
-Buildings differ by what they are, never by colour: the colours of roofs, soils and pavements come from one list, so that a colour
-alone tells neither a roof from a yard nor a house from a hall. All measures are metres.
+Buildings differ by what they are, never by colour: the colours of roofs, soils and pavements come from one list, so
+that a colour alone tells neither a roof from a yard nor a house from a hall. All measures are metres.
 """
 
 import numpy as np
@@ -41,21 +41,31 @@ def ground(canvas: Canvas, first: NDArray, second: NDArray, share: float) -> Non
     """Cover everything with two mixed grounds, `share` of the second, in patches with ragged rims."""
     wild = canvas.drift + 0.5 * canvas.mottle
     amount = np.clip((wild + np.quantile(-wild, share)) * 1.2 + 0.5, 0, 1)[..., None]
-    canvas.paint(canvas.whole, np.ones_like(canvas.taken), first * (1 - amount) + second * amount, rough=0.08, patchy=0.06)
+    canvas.paint(
+        canvas.whole, np.ones_like(canvas.taken), first * (1 - amount) + second * amount, rough=0.08, patchy=0.06
+    )
 
 
-def slab(canvas: Canvas, x: float, y: float, angle: float, length: float, width: float, colour: NDArray, lines: bool = False) -> None:
+def slab(
+    canvas: Canvas, x: float, y: float, angle: float, length: float, width: float, colour: NDArray, lines: bool = False
+) -> None:
     """Lay a flat paved rectangle: a yard, a terrace, a court with `lines`."""
     window, u, v = canvas.local(x, y, angle, np.hypot(length, width) / 2)
     inside = _box(u, v, length, width)
     canvas.paint(window, inside, colour, "paved", rough=0.05, patchy=0.07)
     if lines:
         edge = np.maximum(np.abs(u) - length / 2 + 1.4, np.abs(v) - width / 2 + 1.0)
-        marks = (np.abs(edge) < 0.16) | ((np.abs(u) < 0.14) & (edge < 0)) | ((np.abs(v) < 0.12) & (edge < 0) & (np.abs(u) < length / 4))
+        marks = (
+            (np.abs(edge) < 0.16)
+            | ((np.abs(u) < 0.14) & (edge < 0))
+            | ((np.abs(v) < 0.12) & (edge < 0) & (np.abs(u) < length / 4))
+        )
         canvas.paint(window, inside & marks, (0.78, 0.78, 0.75), blend=0.75)
 
 
-def road(canvas: Canvas, offset: float, width: float, bend: float = 0.0, across: bool = False, dirt: bool = False) -> None:
+def road(
+    canvas: Canvas, offset: float, width: float, bend: float = 0.0, across: bool = False, dirt: bool = False
+) -> None:
     """Lead a road through the whole scene, along its frame or across it."""
     rng = canvas.rng
     along, over = (canvas.v, canvas.u) if across else (canvas.u, canvas.v)
@@ -69,7 +79,14 @@ def road(canvas: Canvas, offset: float, width: float, bend: float = 0.0, across:
         walk = rng.uniform(0.9, 1.8)
         canvas.paint(canvas.whole, d < half + walk, surface(rng), "paved")
         canvas.paint(canvas.whole, np.abs(d - half) < 0.18, (0.6, 0.6, 0.58))
-        canvas.paint(canvas.whole, d < half, SURFACES[5 + rng.integers(3)] * rng.uniform(0.9, 1.1), "paved", rough=0.04, patchy=0.06)
+        canvas.paint(
+            canvas.whole,
+            d < half,
+            SURFACES[5 + rng.integers(3)] * rng.uniform(0.9, 1.1),
+            "paved",
+            rough=0.04,
+            patchy=0.06,
+        )
         dashes = (d < 0.13) & (np.mod(along, 5) < 2.5)
         canvas.paint(canvas.whole, dashes | (np.abs(d - half + 0.45) < 0.1), (0.8, 0.8, 0.76), blend=0.8)
         half += walk
@@ -112,7 +129,9 @@ def tree(canvas: Canvas, x: float, y: float, radius: float, colour: NDArray, tal
     return True
 
 
-def rows(canvas: Canvas, where: NDArray, angle: float, period: float, first: NDArray, second: NDArray, deep: float) -> None:
+def rows(
+    canvas: Canvas, where: NDArray, angle: float, period: float, first: NDArray, second: NDArray, deep: float
+) -> None:
     """Plant or plough the cells `where` in rows `period` metres apart and `deep` metres high."""
     rng = canvas.rng
     across = canvas.x * -np.sin(angle) + canvas.y * np.cos(angle) + 0.12 * canvas.mottle
@@ -137,14 +156,16 @@ def building(canvas: Canvas, kind: str, x: float, y: float, angle: float, fill: 
     """
     rng = canvas.rng
     (short_length, long_length), (short_width, long_width) = {
-        "house": ((10.5, 14.5), (7.5, 10)), "hall": ((16, 23), (11.5, 16)), "glasshouse": ((14, 22), (9.5, 15)),
+        "house": ((11.5, 15.5), (9, 11.5)), "hall": ((17, 23), (12.5, 16.5)), "glasshouse": ((14, 22), (9.5, 15)),
     }[kind]  # fmt: skip
     length, width = rng.uniform(short_length, long_length) * fill, rng.uniform(short_width, long_width) * fill
     window, u, v = canvas.local(x, y, angle, np.hypot(length, width) / 2 + gap + 4)
     if not canvas.free(window, _box(u, v, length + 2 * gap, width + 2 * gap)):
         return False
     inside = sum(_box(u, v, length, width).flat) * 0.04 / (length * width)
-    if inside < (0.55 if rng.random() < 0.08 else 0.97):  # mostly whole, as an export with a minimum overlap writes them
+    if inside < (
+        0.55 if rng.random() < 0.08 else 0.97
+    ):  # mostly whole, as an export with a minimum overlap writes them
         return False
     under = canvas.colour[window][_box(u, v, length + 4, width + 4)].mean(0)
     roof = surface(rng)
@@ -159,7 +180,9 @@ def building(canvas: Canvas, kind: str, x: float, y: float, angle: float, fill: 
     return True
 
 
-def _house(canvas: Canvas, window: Window, u: NDArray, v: NDArray, length: float, width: float, roof: NDArray) -> NDArray:
+def _house(
+    canvas: Canvas, window: Window, u: NDArray, v: NDArray, length: float, width: float, roof: NDArray
+) -> NDArray:
     """A pitched roof: gabled or hipped, a third of them with a wing; a chimney, sometimes panels."""
     rng = canvas.rng
     eave, pitch = rng.uniform(2.8, 5), rng.uniform(0.55, 0.9)
@@ -189,7 +212,9 @@ def _house(canvas: Canvas, window: Window, u: NDArray, v: NDArray, length: float
     return body
 
 
-def _hall(canvas: Canvas, window: Window, u: NDArray, v: NDArray, length: float, width: float, roof: NDArray) -> NDArray:
+def _hall(
+    canvas: Canvas, window: Window, u: NDArray, v: NDArray, length: float, width: float, roof: NDArray
+) -> NDArray:
     """A flat roof with a parapet, seams, a grid of skylights and machines; some have a corner cut out."""
     rng = canvas.rng
     body = _box(u, v, length, width)
@@ -217,18 +242,28 @@ def _hall(canvas: Canvas, window: Window, u: NDArray, v: NDArray, length: float,
     return body
 
 
-def _glasshouse(canvas: Canvas, window: Window, u: NDArray, v: NDArray, length: float, width: float, roof: NDArray) -> NDArray:
+def _glasshouse(
+    canvas: Canvas, window: Window, u: NDArray, v: NDArray, length: float, width: float, roof: NDArray
+) -> NDArray:
     """Spans side by side, each with a low ridge, bars of frame, and the beds showing through the glass."""
     rng = canvas.rng
     body = _box(u, v, length, width)
     span = width / round(width / rng.uniform(2.6, 3.4))
     phase = np.mod(v + width / 2, span) / span
     beds = np.where(np.abs(phase - 0.5) < 0.28, 1.0, 0.82) + 0.1 * canvas.drift[window]
-    canvas.paint(window, body, (0.8 * roof + 0.2 * np.array([0.6, 0.66, 0.68])) * beds[..., None], rough=0.05, patchy=0.1)
+    canvas.paint(
+        window, body, (0.8 * roof + 0.2 * np.array([0.6, 0.66, 0.68])) * beds[..., None], rough=0.05, patchy=0.1
+    )
     bar = rng.uniform(1.8, 2.6)
-    frame = (np.mod(u, bar) < 0.2) | (np.minimum(phase, 1 - phase) * span < 0.16) | ~_box(u, v, length - 0.6, width - 0.6)
+    frame = (
+        (np.mod(u, bar) < 0.2) | (np.minimum(phase, 1 - phase) * span < 0.16) | ~_box(u, v, length - 0.6, width - 0.6)
+    )
     canvas.paint(window, body & frame, (0.74, 0.76, 0.76), patchy=0, blend=0.6)
-    open_ = (np.mod(u + 7 * np.floor((v + width / 2) / span), rng.uniform(5, 9)) < bar * 0.5) & (phase > 0.55) & (phase < 0.85)
+    open_ = (
+        (np.mod(u + 7 * np.floor((v + width / 2) / span), rng.uniform(5, 9)) < bar * 0.5)
+        & (phase > 0.55)
+        & (phase < 0.85)
+    )
     canvas.paint(window, body & open_, (0.3, 0.33, 0.32), patchy=0, blend=0.6)
     height = rng.uniform(2.8, 3.8) + (1 - np.abs(2 * phase - 1)) * span * 0.3
     canvas.height[window][body] = height[body]

@@ -1,10 +1,11 @@
 """The built-in scenes: synthetic aerial imagery with labels, for every run that is given no data of its own.
 
-Chips are drawn by scene_drawing.py and written as a training-data folder in the layout of ArcGIS Pro's export tool, so that they
-take the same way through the readers as anybody's data. One scene knows every label, each task is one way of writing it down: a
-further layout is one function and one line in LAYOUTS.
+Chips are drawn by scene_drawing.py and written as a training-data folder in the layout of ArcGIS Pro's export tool, so
+that they take the same way through the readers as anybody's data. One scene knows every label and each task is one way
+of writing it down: a further layout is one function and one entry in LAYOUTS.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -34,7 +35,12 @@ class LabelClass(NamedTuple):
 
 
 class Label(NamedTuple):
-    """What a layout wrote for one chip: the files beside the image, and the sizes of what they hold, in pixels, by class value."""
+    """What a layout wrote for one chip.
+
+    Attributes:
+        files: the files beside the image, as map.txt names them.
+        sizes: by class value, the size in pixels of each object or of the whole class.
+    """
 
     files: list[str]
     sizes: dict[int, list[int]]
@@ -67,7 +73,12 @@ BUILDING_CLASSES = (
 )
 COVER_CLASSES = tuple(
     LabelClass(LAND_COVER[name], name, color)
-    for name, color in {"building": (230, 76, 0), "paved": (170, 170, 170), "tree": (38, 115, 0), "field": (255, 211, 127)}.items()
+    for name, color in {
+        "building": (230, 76, 0),
+        "paved": (170, 170, 170),
+        "tree": (38, 115, 0),
+        "field": (255, 211, 127),
+    }.items()
 )
 USE_CLASSES = tuple(
     LabelClass(value, use, color)
@@ -106,9 +117,15 @@ def _write_use(save: Callable[[str, NDArray], str], name: str, scene: Scene) -> 
 
 
 LAYOUTS = {
-    "instances": Layout("RCNN_Masks", BUILDING_CLASSES, BUILT_UP, True, lambda name, scene: f"images/{name}", _write_instances),
-    "semantic": Layout("Classified_Tiles", COVER_CLASSES, BUILT_UP, False, lambda name, scene: f"images/{name}", _write_cover),
-    "classification": Layout("Imagenet", USE_CLASSES, tuple(USES), True, lambda name, scene: f"images/{scene.use}/{name}", _write_use),
+    "instances": Layout(
+        "RCNN_Masks", BUILDING_CLASSES, BUILT_UP, True, lambda name, scene: f"images/{name}", _write_instances
+    ),
+    "semantic": Layout(
+        "Classified_Tiles", COVER_CLASSES, BUILT_UP, False, lambda name, scene: f"images/{name}", _write_cover
+    ),
+    "classification": Layout(
+        "Imagenet", USE_CLASSES, tuple(USES), True, lambda name, scene: f"images/{scene.use}/{name}", _write_use
+    ),
 }
 
 
@@ -118,8 +135,8 @@ def builtin(task: str, smoke: bool = False, chips: int | None = None, size: int 
     The cache is $ACCEL_GEO_CACHE, or ~/.cache/accel_geo. The same arguments give the same files, byte for byte.
 
     Args:
-        task: one of LAYOUTS: "instances" (buildings; RCNN_Masks), "semantic" (land cover; Classified_Tiles), "classification"
-            (land use; Imagenet).
+        task: one of LAYOUTS: "instances" (buildings, as RCNN_Masks), "semantic" (land cover, as Classified_Tiles),
+            "classification" (land use, as Imagenet).
         smoke: 8 chips of 64 pixels, whatever `size` says.
         chips: how many chips; 200 by default.
         size: their side in pixels of 0.4 m, at least 32.
@@ -130,7 +147,9 @@ def builtin(task: str, smoke: bool = False, chips: int | None = None, size: int 
         OSError: the cache cannot be written.
     """
     if task not in LAYOUTS:
-        raise ValueError(f"no built-in scenes for the task {task!r}; there are some for {', '.join(LAYOUTS)}: pass --data for others")
+        raise ValueError(
+            f"no built-in scenes for the task {task!r}; there are some for {', '.join(LAYOUTS)}: pass --data for others"
+        )
     if smoke:
         chips, size = chips or SMOKE[0], SMOKE[1]
     chips = 200 if chips is None else chips
@@ -159,7 +178,9 @@ def builtin(task: str, smoke: bool = False, chips: int | None = None, size: int 
 def _version() -> str:
     """Eight hex digits that change with the code that draws: a cache never shows what older code drew."""
     here = Path(__file__).parent
-    return f"{keys.fold(*((here / name).read_text() for name in sorted(p.name for p in here.glob('scene*.py')))):016x}"[:8]
+    return f"{keys.fold(*((here / name).read_text() for name in sorted(p.name for p in here.glob('scene*.py')))):016x}"[
+        :8
+    ]
 
 
 def _whole(folder: Path) -> bool:
@@ -172,15 +193,19 @@ def _whole(folder: Path) -> bool:
 def _publish(draft: Path, folder: Path) -> None:
     """Give a finished folder its name in one step; where another process was faster, its equal folder stays."""
     draft.chmod(0o755)
-    try:
-        draft.rename(folder)
-    except OSError:
-        if not folder.exists():
-            raise
-        if not _whole(folder):  # files were deleted: put ours in its place
-            folder.rename(draft.with_name(draft.name + "-broken"))
-            shutil.rmtree(draft.with_name(draft.name + "-broken"), ignore_errors=True)
+    for attempt in range(3):
+        try:
             draft.rename(folder)
+            return
+        except OSError:
+            if _whole(folder):
+                return
+            if attempt == 2:
+                raise
+            broken = draft.with_name(f"{draft.name}-broken-{attempt}")  # files were deleted: ours takes its place
+            with contextlib.suppress(OSError):
+                folder.rename(broken)
+            shutil.rmtree(broken, ignore_errors=True)
 
 
 def _export(folder: Path, layout: Layout, chips: int, size: int, seed: int) -> None:
@@ -195,13 +220,13 @@ def _export(folder: Path, layout: Layout, chips: int, size: int, seed: int) -> N
         place = rasterio.Affine(GSD, 0, ORIGIN[0] + column * pitch, 0, -GSD, ORIGIN[1] - row * pitch)
 
         def save(path: str, pixels: NDArray, place=place) -> str:
-            """Write [H, W] or [H, W, C] uint8 pixels as <path>.tif with its world file; returns its name for map.txt."""
+            """Write uint8 [H, W] or [H, W, C] as <path>.tif with its world file; returns its name for map.txt."""
             bands = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
             file = folder / f"{path}.tif"
             file.parent.mkdir(parents=True, exist_ok=True)
-            profile = {"driver": "GTiff", "height": size, "width": size, "count": len(bands), "dtype": "uint8", "crs": CRS}
+            profile = {"driver": "GTiff", "height": size, "width": size, "count": len(bands), "dtype": "uint8"}
             packing = {"compress": "deflate"} if len(bands) == 1 else {"photometric": "rgb", "interleave": "pixel"}
-            with rasterio.open(file, "w", transform=place, **profile, **packing) as raster:
+            with rasterio.open(file, "w", crs=CRS, transform=place, **profile, **packing) as raster:
                 raster.write(bands)
             world = (place.a, place.d, place.b, place.e, place.c + place.a / 2, place.f + place.e / 2)
             file.with_suffix(".tfw").write_text("".join(f"{number:.16f}\n" for number in world))
@@ -217,26 +242,21 @@ def _export(folder: Path, layout: Layout, chips: int, size: int, seed: int) -> N
 
 def _describe(folder: Path, layout: Layout, labels: list[Label], size: int) -> None:
     """Write esri_model_definition.emd, esri_accumulated_stats.json and stats.txt."""
-    unit = GSD * GSD if layout.features else 1  # areas of objects in square metres, classes of pixels in pixels
-    per_class = {c.value: [s for label in labels for s in label.sizes.get(c.value, ())] for c in layout.classes}
-    images = [sum(c.value in label.sizes for label in labels) for c in layout.classes]
-    if layout.features:
-        per_image = [sum(map(len, label.sizes.values())) for label in labels]
-        sizes = [_summary([unit * s for s in per_class[c.value]]) for c in layout.classes]
-        counts = [len(per_class[c.value]) for c in layout.classes]
-        block = {
-            "NumClasses": len(layout.classes), "NumImagesTotal": len(labels), "NumFeaturesTotal": sum(counts),
-            "NumImagesPerClass": images, "NumFeaturesPerClass": counts, "NumFeaturesPerImage": _summary(per_image),
-            "FeatureAreaPerClass": sizes,
-        }  # fmt: skip
-    else:
-        per_image = [len(label.sizes) for label in labels]
-        sizes = [_summary([sum(label.sizes.get(c.value, [0])) for label in labels]) for c in layout.classes]
-        counts = [sum(per_class[c.value]) for c in layout.classes]
-        block = {
-            "NumClasses": len(layout.classes), "NumImagesTotal": len(labels), "NumImagesPerClass": images,
-            "NumPixelsPerClass": counts, "NumClassesPerImage": _summary(per_image), "PixelsPerClass": sizes,
-        }  # fmt: skip
+    by_class = [[label.sizes[c.value] for label in labels if c.value in label.sizes] for c in layout.classes]
+    images = [len(found) for found in by_class]
+    if layout.features:  # objects are counted, their areas are square metres
+        word, per_image = "features", [sum(map(len, label.sizes.values())) for label in labels]
+        counts = [sum(map(len, found)) for found in by_class]
+        sizes = [_summary([pixels * GSD * GSD for found in one for pixels in found]) for one in by_class]
+        names = "NumFeaturesPerClass", "NumFeaturesPerImage", "FeatureAreaPerClass"
+    else:  # pixels are counted, over all chips
+        word, per_image = "pixels", [len(label.sizes) for label in labels]
+        counts = [sum(map(sum, found)) for found in by_class]
+        sizes = [_summary([sum(label.sizes.get(c.value, ())) for label in labels]) for c in layout.classes]
+        names = "NumPixelsPerClass", "NumClassesPerImage", "PixelsPerClass"
+    block = {"NumClasses": len(layout.classes), "NumImagesTotal": len(labels)}
+    block |= {"NumFeaturesTotal": sum(counts)} if layout.features else {}
+    block |= {"NumImagesPerClass": images} | dict(zip(names, (counts, _summary(per_image), sizes)))
     stats = {
         "Version": 1, "NumBands": 3, "TileSizeX": size, "TileSizeY": size, "NumClasses": len(layout.classes),
         "NumTiles": len(labels), "OutputFeatures": layout.features, "MetaDataMode": layout.mode,
@@ -247,8 +267,8 @@ def _describe(folder: Path, layout: Layout, labels: list[Label], size: int) -> N
         "Framework": "e.g. CNTK", "ModelConfiguration": "some description",
         "ModelType": "e.g. ObjectDetection or ImageClassification", "ModelFile": "e.g. .\\trained.model",
         "ImageHeight": f"e.g. {size}", "ImageWidth": f"e.g. {size}", "ExtractBands": "e.g. [0, 1, 2]",
-        "DataRange": "e.g. [0.1, 1.0] (optional)", "ModelPadding": "e.g. 64 (optional)", "BatchSize": "e.g. 8 (optional)",
-        "PerProcessGPUMemoryFraction": "e.g. 0.8 (optional)",
+        "DataRange": "e.g. [0.1, 1.0] (optional)", "ModelPadding": "e.g. 64 (optional)",
+        "BatchSize": "e.g. 8 (optional)", "PerProcessGPUMemoryFraction": "e.g. 0.8 (optional)",
         "Classes": [{"Value": c.value, "Name": c.name, "Color": list(c.color)} for c in layout.classes],
         "WellKnownBandNames (FYI, these band names can be used in ExtractBands)": ["Red", "Green", "Blue", "Infrared"],
     }  # fmt: skip
@@ -259,15 +279,15 @@ def _describe(folder: Path, layout: Layout, labels: list[Label], size: int) -> N
     text = [f"images = {len(labels)} *3*{size}*{size}"]
     text += [f"features = {sum(counts)}", f"features per image = {spread}"] if layout.features else []
     text += [f"classes = {len(layout.classes)}"] + ([] if layout.features else [f"classes per image = {spread}"])
-    counted = "features" if layout.features else "pixels"
-    text.append(f"{'cls name':<20} {'cls value':>10} {'images':>10} {counted:>10} {'min size':>11} {'mean size':>11} {'max size':>11}")
+    heads = ("cls name", "cls value", "images", word, "min size", "mean size", "max size")
+    text.append("{:<20} {:>10} {:>10} {:>10} {:>11} {:>11} {:>11}".format(*heads))
     for c, seen, count, area in zip(layout.classes, images, counts, sizes):
-        text.append(f"{c.name:<20} {c.value:>10} {seen:>10} {count:>10} {area['Min']:>11.2f} {area['Mean']:>11.2f} {area['Max']:>11.2f}")
+        numbers = "".join(f" {area[key]:>11.2f}" for key in ("Min", "Mean", "Max"))
+        text.append(f"{c.name:<20} {c.value:>10} {seen:>10} {count:>10}{numbers}")
     (folder / "stats.txt").write_text("\n".join(text) + "\n")
 
 
 def _summary(values: list[float]) -> dict[str, float]:
-    """The export tool's summary of a list."""
-    total, count = float(sum(values)), len(values)
-    exact = [min(values, default=0), max(values, default=0)]
-    return {"Min": exact[0], "Max": exact[1], "Mean": total / max(count, 1), "Sum": sum(values), "Count": count}
+    """Return the five figures that the export tool gives of a list."""
+    least, most, total, count = min(values, default=0), max(values, default=0), sum(values), len(values)
+    return {"Min": least, "Max": most, "Mean": total / max(count, 1), "Sum": total, "Count": count}
