@@ -1,8 +1,8 @@
 """Feature pyramids from torchvision and timm by name, for any number of bands.
 
 A backbone is a module that maps images [B, C, H, W] to a list of feature maps, finest first, with the attributes
-`channels` and `strides` (one each per level), `stem` (name of the first convolution) and `source`. Its parameters keep
-the names of the library it comes from, so that published weights match by name.
+`channels` and `strides` (one each per level), `first_conv` (name of the first convolution) and `source`. Its parameters
+keep the names of the library it comes from, so that published weights match by name.
 
 Names that torchvision has are torchvision's networks; other names are timm's, and `timm:NAME` is timm's in any case.
 Library dropout and stochastic depth are off: what a network computes is a function of its input.
@@ -45,7 +45,7 @@ class Backbone(nn.Module):
         self.taps = {steps[i] for i in last}
         self.channels = [channels[i] for i in last]
         self.strides = [side // sizes[i] for i in last]
-        self.stem = _stem_name(self)
+        self.first_conv = _first_conv(self)
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the feature maps of an image batch [B, C, H, W], finest first."""
@@ -134,7 +134,7 @@ def extend_stem(weight: Tensor, bands: tuple[str, ...], weight_bands: tuple[str,
         Filters [out, N, kh, kw].
     """
     known, wanted = weight.shape[1], [band.strip().lower() for band in bands]
-    if weight_bands is None:
+    if weight_bands is None or len(weight_bands) != known:
         weight_bands = RGB if known == 3 else ("",) * known
     names = [band.strip().lower() for band in weight_bands]
     if len(wanted) == known and not set(wanted) & set(names):
@@ -216,7 +216,7 @@ def _timm_backbone(name: str, max_stride: int) -> nn.Module:
             "take a convolutional network such as resnet34, mobilenet_v2 or timm:efficientnet_lite0"
         )
     backbone.channels, backbone.strides, backbone.source = list(channels), list(strides), "timm"
-    backbone.stem = _stem_name(backbone)
+    backbone.first_conv = _first_conv(backbone)
     # timm may keep stages behind the last level
     sum(feature.sum() for feature in features).backward()
     _drop_unused(backbone)
@@ -234,7 +234,7 @@ def _drop_unused(module: nn.Module) -> None:
 
 
 def _refuse(name: str, known: list[str]) -> None:
-    close = difflib.get_close_matches(name.removeprefix("timm:"), known, n=5, cutoff=0.5)
+    close = difflib.get_close_matches(name.removeprefix("timm:"), sorted(set(known)), n=5, cutoff=0.5)
     hint = (
         f"close matches: {', '.join(close)}"
         if close
@@ -245,12 +245,12 @@ def _refuse(name: str, known: list[str]) -> None:
     )
 
 
-def _stem_name(module: nn.Module) -> str:
+def _first_conv(module: nn.Module) -> str:
     return next(name for name, layer in module.named_modules() if isinstance(layer, nn.Conv2d))
 
 
 def _set_bands(backbone: nn.Module, bands: int) -> None:
-    old = backbone.get_submodule(backbone.stem)
+    old = backbone.get_submodule(backbone.first_conv)
     if old.in_channels == bands:
         return
     # a copy keeps the library's kind of convolution, its padding for instance
@@ -258,7 +258,7 @@ def _set_bands(backbone: nn.Module, bands: int) -> None:
     new.in_channels = bands
     new.weight = nn.Parameter(torch.empty(old.out_channels, bands, *old.kernel_size))
     nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
-    *parents, child = backbone.stem.split(".")
+    *parents, child = backbone.first_conv.split(".")
     setattr(backbone.get_submodule(".".join(parents)), child, new)
 
 

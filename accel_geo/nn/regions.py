@@ -322,7 +322,7 @@ def paste_masks(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _hat(start: Tensor, stop: Tensor, side: int, masks: Tensor) -> Tensor:
-    # weights [N, side, M] of bilinear interpolation; pixel centres are whole numbers, as roi_align takes them in training
+    # weights [N, side, M] of bilinear interpolation; pixel centres are whole numbers, as in roi_align in training
     cells = masks.shape[-1]
     pixels = torch.arange(side, device=masks.device, dtype=masks.dtype)
     position = (pixels - start[:, None]) * (cells / (stop - start))[:, None] - 0.5

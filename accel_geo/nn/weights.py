@@ -59,7 +59,7 @@ def load_weights(
 
     target = model.state_dict()
     scope = next(name for name, module in model.named_modules() if module is backbone) + "."
-    stem = f"{scope}{backbone.stem}.weight"
+    stem = f"{scope}{backbone.first_conv}.weight"
     found = _match(source, target, scope, stem)
     needed = [name for name in target if name.startswith(scope) and not name.endswith("num_batches_tracked")]
     # the normalisation is that of the data at hand
@@ -182,7 +182,7 @@ def _of(heads: tuple[str, ...], target: dict[str, Tensor]) -> list[str]:
 
 
 def _examples(names: object) -> str:
-    names = list(names)
+    names = sorted(name for name in names if not name.endswith("num_batches_tracked"))
     shown = names[:2] + names[-1:] if len(names) > 3 else names
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
