@@ -226,7 +226,7 @@ def _hall(
     from scipy.ndimage import binary_erosion
 
     rim = body & ~binary_erosion(body, iterations=3, border_value=1)
-    canvas.paint(window, rim, roof * rng.choice([0.8, 1.2]), patchy=0)
+    canvas.paint(window, rim, roof * rng.choice([0.72, 1.28]), patchy=0)
     height[rim] += 0.7
     pitch_u, pitch_v = rng.uniform(4, 5.5), rng.uniform(4, 5.5)
     lights = _box(np.mod(u, pitch_u) - pitch_u / 2, np.mod(v, pitch_v) - pitch_v / 2, 1.9, 1.1)

@@ -182,12 +182,12 @@ def colour_masks(image: np.ndarray) -> dict[str, list[np.ndarray]]:
             masks[f"{name} below {cut}"], masks[f"{name} above {cut}"] = [ranks < cut], [ranks >= cut]
         masks[f"{name} otsu low"] = [feature < threshold_otsu(feature)]
         masks[f"{name} otsu high"] = [feature >= threshold_otsu(feature)]
-        levels = np.digitize(feature, threshold_multiotsu(feature, 4))
+        levels = np.digitize(feature, threshold_multiotsu(feature, 4, nbins=64))
         masks[f"{name} four levels"] = [levels == level for level in range(4)]
     smooth = ndimage.gaussian_filter(rgb2lab(image), (1, 1, 0))
     for k, weight in product((3, 5, 8), (1.0, 0.3)):  # with less weight on lightness shadows and slopes fall together
         points = (smooth * [weight, 1, 1]).reshape(-1, 3)
-        labels = KMeans(k, n_init=1, random_state=0, max_iter=30).fit_predict(points).reshape(image.shape[:2])
+        labels = KMeans(k, n_init=1, random_state=0).fit(points[::7]).predict(points).reshape(image.shape[:2])
         masks[f"{k} clusters, lightness {weight}"] = [labels == label for label in range(k)]
     return masks
 
@@ -249,7 +249,7 @@ def colour_scores(chips: int, seed: int = 7) -> dict[str, float]:
 
 def test_colour_alone_does_not_find_the_buildings():
     pytest.importorskip("skimage"), pytest.importorskip("sklearn"), pytest.importorskip("pycocotools")
-    scores = colour_scores(48)
+    scores = colour_scores(32)
     best = max(scores, key=scores.get)
     assert scores[best] < 0.3, f"{best} alone finds buildings with AP50 {scores[best]:.2f}"
 
