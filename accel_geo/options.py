@@ -4,7 +4,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT_ERRORS = (ValueError, OSError, RuntimeError)  # what a user's input or machine can cause: a message, no traceback
@@ -78,7 +79,7 @@ class Parser(argparse.ArgumentParser):
             "epochs": epochs, "batch_size": batch_size, "lr": lr, "backbone": backbone,
             "schedule": schedule, "clip": clip, "ema": ema,
         }  # fmt: skip
-        self._add_data()
+        add_data_options(self)
         self._add_run()
         self._add_training()
         self._add_launch()
@@ -87,35 +88,6 @@ class Parser(argparse.ArgumentParser):
         value = self.recipe[name]
         value = "none" if value is None else value
         return f"{value}; {self.builtin[name]} for the built-in scenes" if name in self.builtin else f"{value}"
-
-    def _add_data(self) -> None:
-        add = self.add_argument_group("data").add_argument
-        add("--data", metavar="PATH", help="folder of chips and labels (default: the built-in scenes)")
-        add("--format", help="format on disk (default: recognised)")
-        add("--vectors", metavar="FILE", help="vector file that makes PATH a scene to be chipped (default: none)")
-        add("--class-column", metavar="NAME", help="column of --vectors with the class (default: one class)")
-        add("--classes", type=_names, metavar="A,B,...", help="only these classes (default: all)")
-        add("--class-mapping", type=_mapping, metavar="OLD=NEW,...", help="rename or merge classes (default: none)")
-        add("--bands", type=_names, metavar="A,B,...", help="bands by name or number from 1 (default: all)")
-        add("--limit", type=_positive, metavar="N", help="only the first N chips by image_id (default: all)")
-        add("--val-split", type=_fraction, default=0.1, metavar="F", help="share for validation (default: 0.1)")
-        add(
-            "--split-by",
-            default="random",
-            metavar="random|group|column:NAME",
-            help="what the split keeps together (default: random)",
-        )
-        add("--valid-match", metavar="GLOB", help="file names that make the validation split (default: none)")
-        add("--valid", metavar="PATH", help="folder of the validation split (default: none)")
-        add("--resize-to", type=_positive, metavar="N", help="resize every chip to N x N first (default: none)")
-        add(
-            "--chip-size",
-            type=_positive,
-            metavar="N",
-            help="crop N x N in training; whole chips in validation (default: none)",
-        )
-        add("--cache", choices=["auto", "disk", "memory", "off"], default="auto", help="decoded chips (default: auto)")
-        add("--num-workers", type=int, metavar="N", help="loading processes (default: only where decoding needs them)")
 
     def _add_run(self) -> None:
         add = self.add_argument_group("run").add_argument
@@ -246,6 +218,51 @@ class Parser(argparse.ArgumentParser):
             self.error(f"--data {given.data}: no such folder")
 
 
+def add_data_options(parser: argparse.ArgumentParser, positional: bool = False) -> None:
+    """Add the options that tell which chips to read; `positional`: the folder itself is an argument already."""
+    add = parser.add_argument_group("data").add_argument
+    if not positional:
+        add("--data", metavar="PATH", help="folder of chips and labels (default: the built-in scenes)")
+    add("--format", help="format on disk (default: recognised)")
+    add("--vectors", metavar="FILE", help="vector file that makes PATH a scene to be chipped (default: none)")
+    add("--class-column", metavar="NAME", help="column of --vectors with the class (default: one class)")
+    add("--classes", type=_names, metavar="A,B,...", help="only these classes (default: all)")
+    add("--class-mapping", type=_mapping, metavar="OLD=NEW,...", help="rename or merge classes (default: none)")
+    add("--bands", type=_names, metavar="A,B,...", help="bands by name or number from 1 (default: all)")
+    add("--limit", type=_positive, metavar="N", help="only the first N chips by image_id (default: all)")
+    add("--val-split", type=_fraction, default=0.1, metavar="F", help="share for validation (default: 0.1)")
+    add(
+        "--split-by",
+        default="random",
+        metavar="random|group|column:NAME",
+        help="what the split keeps together (default: random)",
+    )
+    add("--valid-match", metavar="GLOB", help="file names that make the validation split (default: none)")
+    add("--valid", metavar="PATH", help="folder of the validation split (default: none)")
+    add("--resize-to", type=_positive, metavar="N", help="resize every chip to N x N first (default: none)")
+    add(
+        "--chip-size",
+        type=_positive,
+        metavar="N",
+        help="crop N x N in training; whole chips in validation (default: none)",
+    )
+    add("--cache", choices=["auto", "disk", "memory", "off"], default="auto", help="decoded chips (default: auto)")
+    add("--num-workers", type=int, metavar="N", help="loading processes (default: only where decoding needs them)")
+
+
+def data_arguments(given: argparse.Namespace) -> dict[str, object]:
+    """Return the arguments of `prepare_data` that `add_data_options` parsed."""
+    names = ("format", "vectors", "class_column", "classes", "class_mapping", "bands", "limit", "val_split", "split_by")
+    names += ("valid_match", "resize_to", "chip_size", "cache")
+    workers = "auto" if given.num_workers is None else given.num_workers
+    return {
+        "path": given.data,
+        "valid_path": given.valid,
+        "num_workers": workers,
+        **{name: getattr(given, name) for name in names},
+    }
+
+
 class Options:
     """A recipe's options: attributes by their names, and the keyword arguments that each part takes.
 
@@ -274,22 +291,16 @@ class Options:
 
     def for_data(self) -> dict[str, object]:
         """Return the arguments of `prepare_data`."""
-        o = self.given
-        names = ("format", "vectors", "class_column", "classes", "class_mapping", "bands", "val_split", "split_by",
-                 "valid_match", "resize_to", "chip_size", "cache", "seed")  # fmt: skip
-        path, limit = o.data, o.limit
-        if o.smoke:
-            limit = min(limit or 8, 8)
-            if path is None:
-                from accel_geo.data.scenes import builtin
+        o, path = self.given, self.given.data
+        arguments = data_arguments(o) | {"task": self.parser.task, "batch_size": self.global_batch, "seed": o.seed}
+        if not o.smoke:
+            return arguments
+        if path is None:
+            from accel_geo.data.scenes import builtin
 
-                path = str(builtin(self.parser.task, smoke=True))
-        small = {"resize_to": o.resize_to or 64, "val_split": max(o.val_split, 0.25)} if o.smoke else {}
-        workers = "auto" if o.num_workers is None else o.num_workers
-        return {
-            "path": path, "task": self.parser.task, "valid_path": o.valid, "batch_size": self.global_batch, "limit": limit,
-            "num_workers": workers, **{name: getattr(o, name) for name in names}, **small,
-        }  # fmt: skip
+            path = str(builtin(self.parser.task, smoke=True))
+        small = {"limit": min(o.limit or 8, 8), "resize_to": o.resize_to or 64, "val_split": max(o.val_split, 0.25)}
+        return arguments | small | {"path": path}
 
     def for_model(self) -> dict[str, object]:
         """Return the arguments of a model: backbone, weights, size."""
@@ -322,10 +333,9 @@ def run(main: Callable[[Options], None], parser: Parser, arguments: list[str] | 
     given = options.given
     from accel_geo.parallel import launch, supervise
 
-    try:
+    with end_with_message():
         launch.check_environment(given.devices)
-        if not given.output:
-            given.output = f"runs/{Path(sys.argv[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        given.output = given.output or f"runs/{Path(sys.argv[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         if given.devices > 1:
             command = [
                 sys.executable,
@@ -337,6 +347,13 @@ def run(main: Callable[[Options], None], parser: Parser, arguments: list[str] | 
             sys.exit(supervise.run_workers(command, given.devices))
         main(options)
         _leave_world()
+
+
+@contextmanager
+def end_with_message() -> Iterator[None]:
+    """End the process with a message instead of a traceback for what a user's input or machine can cause."""
+    try:
+        yield
     except ROOT_ERRORS as error:
         if os.environ.get("ACCEL_GEO_TRACEBACK"):
             raise

@@ -73,7 +73,8 @@ class Chips(Dataset):
         if chip.pixels is not None and chip.pixels.values.shape[1:] != self._full[index]:
             chip = Chip(None, chip.label, f"{self.files[index]}: its size changed since the run began")
         if chip.pixels is None:
-            sample = self._ignored(self.sizes[index])
+            size_here = self.sizes[index]
+            sample = {"image": torch.zeros((len(self.spec.bands), *size_here)), **empty_labels(self.spec, size_here)}
         else:
             sample = self._sample(chip, self._full[index])
             if self._transform is not None:
@@ -103,22 +104,25 @@ class Chips(Dataset):
             return sample | dict(zip(("boxes", "labels", "masks"), map(torch.from_numpy, arrays)))
         indexes = [self._index_of[value] - 1 for value in chip.label.values]
         if self.spec.multilabel:
-            return sample | {"labels": self._several(indexes)}
+            return sample | {"labels": several(self.spec, indexes)}
         return sample | {"label": indexes[0]}
 
-    def _ignored(self, size: tuple[int, int]) -> dict:
-        sample = {"image": torch.zeros((len(self.spec.bands), *size))}
-        if self.spec.task == "semantic":
-            return sample | {"mask": torch.full(size, IGNORED, dtype=torch.int64)}
-        if self.spec.task == "instances":
-            empty = {"boxes": torch.zeros((0, 4)), "labels": torch.zeros(0, dtype=torch.int64)}
-            return sample | empty | {"masks": torch.zeros((0, *size), dtype=torch.bool)}
-        return sample | ({"labels": self._several([])} if self.spec.multilabel else {"label": -1})
 
-    def _several(self, indexes: list[int]) -> Tensor:
-        hot = torch.zeros(len(self.spec.classes))
-        hot[[i for i in indexes if i >= 0]] = 1
-        return hot
+def several(spec: DataSpec, indexes: Sequence[int]) -> Tensor:
+    """Return float32 [K], 1 for the classes of these indexes; negative ones are left out."""
+    hot = torch.zeros(len(spec.classes))
+    hot[[i for i in indexes if i >= 0]] = 1
+    return hot
+
+
+def empty_labels(spec: DataSpec, size: tuple[int, int]) -> dict:
+    """Return the task's label keys of a chip (H, W) that has no labels."""
+    if spec.task == "semantic":
+        return {"mask": torch.full(size, IGNORED, dtype=torch.int64)}
+    if spec.task == "instances":
+        empty = {"boxes": torch.zeros((0, 4)), "labels": torch.zeros(0, dtype=torch.int64)}
+        return empty | {"masks": torch.zeros((0, *size), dtype=torch.bool)}
+    return {"labels": several(spec, [])} if spec.multilabel else {"label": -1}
 
 
 def padded(sample: dict, size: tuple[int, int] | None) -> dict:

@@ -25,14 +25,13 @@ def read_image(path: str | os.PathLike, spec: DataSpec) -> Tensor:
     """
     from rasterio.errors import RasterioError
 
-    from accel_geo.data.pixels import Bands, read_error, read_pixels, resize_pixels
+    from accel_geo.data.pixels import describe_bands, read_error, read_pixels, resize_pixels
 
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} not found; give a raster file such as a GeoTIFF chip")
-    bands = Bands(spec.band_indexes, spec.bands, len(spec.bands), True, spec.nodata)
     try:
-        pixels = read_pixels(path, bands)
+        pixels = read_pixels(path, describe_bands(path, spec.band_indexes))
     except (RasterioError, ValueError) as error:
         raise ValueError(
             f"{path} cannot be read as bands {', '.join(spec.bands)} (positions {list(spec.band_indexes)}): "

@@ -69,14 +69,19 @@ def publish_run(run: object) -> None:
 
 def outcome(run: object) -> str:
     """Return the table of the last evaluation and where the results lie, as text."""
-    folder, data = run.folder.path, run.data
+    folder = run.folder.path
     last = next((r for r in reversed(run.folder.history) if "valid" in r), None)
-    lines = []
-    if last:
-        header, rows = data.task.table(data.spec, last["valid"])
-        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [header, *rows]]
-    return "\n".join([*lines, f"report: {folder / 'report.html'}", f"model: {folder / 'model'}"])
+    table = [table_text(run.data, last["valid"])] if last else []
+    return "\n".join([*table, f"report: {folder / 'report.html'}", f"model: {folder / 'model'}"])
+
+
+def table_text(data: object, metrics: dict) -> str:
+    """Return metrics as a table in plain text."""
+    header, rows = data.task.table(data.spec, metrics)
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [header, *rows]
+    )
 
 
 @torch.no_grad()

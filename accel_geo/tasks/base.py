@@ -121,6 +121,7 @@ class Task(ABC):
         predictions: Sequence[dict] | None = None,
         files: Sequence[str] | None = None,
         columns: int = 4,
+        kinds: Sequence[str] = ("image", "truth", "prediction"),
     ) -> Figure:
         """Draw chips with their truth, or image, truth and prediction side by side.
 
@@ -131,6 +132,7 @@ class Task(ABC):
             predictions: of each chip; None draws the truth alone.
             files: names above the pictures.
             columns: chips in a row where a chip is one picture.
+            kinds: which of a chip's pictures to draw.
         """
         from accel_geo.report import pictures
 
@@ -139,6 +141,7 @@ class Task(ABC):
             h, w = target["size"]
             prediction = None if predictions is None else valid_part(predictions[i], target["size"])
             views = self.panels(valid_part(target, target["size"]), prediction)
+            views = [view for view in views if view[0] in kinds]
             panels += [(array(image)[:, :h, :w], target, files[i] if files else "", *view) for view in views]
         per_chip = len(panels) // max(len(images), 1)
         legend = self.legend(spec)
