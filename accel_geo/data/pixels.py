@@ -26,6 +26,7 @@ class Bands(NamedTuple):
         names: one for each.
         count: bands of a file without alpha; a file with another count is refused.
         chosen: the user named the bands, so files may have any others besides.
+        alpha: an alpha band, where there is one, hides pixels; False where what is tagged so is a band like any other.
         nodata: the value that means "no data", where the first file declares one.
     """
 
@@ -33,6 +34,7 @@ class Bands(NamedTuple):
     names: tuple[str, ...]
     count: int
     chosen: bool
+    alpha: bool
     nodata: float | None
 
 
@@ -70,7 +72,10 @@ def describe_bands(file: Path, bands: Sequence[int | str] | None, names: Sequenc
     with rasterio.Env(**_GDAL), rasterio.open(file) as source:
         colours, nodata = source.colorinterp, source.nodata
         described = source.descriptions
-    indexes = [i for i, colour in enumerate(colours, 1) if colour != ColorInterp.alpha]
+        tagged = _alphas(source)
+        # Writers tag the fourth band of any 8-bit raster as alpha; one with many values between is near infrared.
+        alpha = not tagged or not _varies(source.read(tagged[0]))
+    indexes = [i for i in range(1, len(colours) + 1) if not (alpha and i in tagged)]
     if len(names) == len(indexes):
         named = list(names)
     else:
@@ -93,7 +98,16 @@ def describe_bands(file: Path, bands: Sequence[int | str] | None, names: Sequenc
     if nodata is not None and np.isnan(nodata):
         nodata = None  # NaN is no data anyway
     chosen_names = tuple(name_of.get(i, f"band_{i}") for i in chosen)
-    return Bands(tuple(chosen), chosen_names, len(indexes), bands is not None, nodata)
+    return Bands(tuple(chosen), chosen_names, len(indexes), bands is not None, alpha, nodata)
+
+
+def _alphas(source: rasterio.DatasetReader) -> list[int]:
+    return [i for i, colour in enumerate(source.colorinterp, 1) if colour == ColorInterp.alpha]
+
+
+def _varies(band: np.ndarray) -> bool:
+    # An alpha band is 0 or full nearly everywhere.
+    return np.mean((band > 0) & (band < band.max())) > 0.25
 
 
 def read_pixels(file: Path, bands: Bands) -> Pixels:
@@ -108,8 +122,7 @@ def read_pixels(file: Path, bands: Bands) -> Pixels:
         rasterio.errors.RasterioError: the file cannot be read.
     """
     with rasterio.Env(**_GDAL), rasterio.open(file) as source:
-        alphas = [i for i, colour in enumerate(source.colorinterp, 1) if colour == ColorInterp.alpha]
-        count = source.count - len(alphas)
+        count = source.count - (len(_alphas(source)) if bands.alpha else 0)
         if count != bands.count and (not bands.chosen or max(bands.indexes) > source.count):
             raise ValueError(f"it has {count} band(s), the first chip has {bands.count}")
         values = source.read(list(bands.indexes))
@@ -122,7 +135,8 @@ def read_pixels(file: Path, bands: Bands) -> Pixels:
             ignored |= missing.any(0)
         if source.nodata is not None and not np.isnan(source.nodata):
             missing |= values == source.nodata
-        if any(MaskFlags.per_dataset in flags for flags in source.mask_flag_enums):
+        masked = [flags for flags in source.mask_flag_enums if MaskFlags.per_dataset in flags]
+        if any(bands.alpha or MaskFlags.alpha not in flags for flags in masked):
             missing |= source.dataset_mask() == 0
         ignored |= missing.all(0)
     if not missing.any():

@@ -86,7 +86,8 @@ class Decoder:
 
     def manifest(self) -> str:
         """Return the key of the store: a hash of every file's path, size and time, and of what shapes the pixels."""
-        names = {name for row in self.rows.dataset for name in (row["file"], *row["label_files"])}
+        dataset = self.rows.dataset
+        names = {*dataset["file"][:], *(name for labels in dataset["label_files"][:] for name in labels)}
         root = self.rows.root.resolve()
         stats = [(name, *_stat(root / name)) for name in sorted(names)]
         stats += [(str(file), *_stat(file)) for file in self.rows.sources]
@@ -127,8 +128,6 @@ class Store:
         self._payload = None
         if "pixels" in table.column_names:
             self._payload = [table[name].chunks for name in _PAYLOAD]
-            lengths = [len(chunk) for chunk in self._payload[0]]
-            self._place = [(c, i) for c, length in enumerate(lengths) for i in range(length)]
 
     def __len__(self) -> int:
         return len(self.heights)
@@ -150,10 +149,12 @@ class Store:
 
     def pixels(self, position: int) -> np.ndarray:
         """Return the stored pixels [C, H, W] of a chip without a copy (read-only); 0 where missing."""
-        chunk, place = self._place[position]
+        chunk, place = divmod(position, _BLOCK)
         data = self._payload[0][chunk][place].as_buffer()
         shape = (-1, self.heights[position], self.widths[position])
-        return np.frombuffer(data, dtype=self._dtypes[position]).reshape(shape)
+        pixels = np.frombuffer(data, dtype=self._dtypes[position]).reshape(shape)
+        pixels.flags.writeable = False  # Arrow calls a mapped buffer mutable; a write would end the process
+        return pixels
 
     def chip(self, position: int) -> Chip:
         """Return a chip and its compact label, or the problem it has."""
@@ -161,7 +162,7 @@ class Store:
             return Chip(None, Label([], []), self.problems[position])
         if self._payload is None:
             return self._decoder(self._decoder.rows.dataset[position])
-        values, (chunk, place) = self.pixels(position), self._place[position]
+        values, (chunk, place) = self.pixels(position), divmod(position, _BLOCK)
         missing = self._payload[1][chunk][place].as_buffer()
         if missing is not None:
             bits = np.unpackbits(np.frombuffer(missing, dtype=np.uint8), count=values.size)

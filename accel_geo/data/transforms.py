@@ -5,6 +5,7 @@ pixels, so that masks never hold a new value. Boxes of instances are the tight b
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,40 +28,56 @@ def training_transform(spec: DataSpec, chip_size: tuple[int, int] | None, colour
         chip_size: (H, W) to crop to; a smaller chip keeps its size. None crops nothing.
         colour: change colours.
     """
-    rgb = spec.dtype == "uint8" and len(spec.bands) == 3
+    return partial(_training, spec, chip_size, colour)
 
-    def transform(sample: dict, key: int) -> dict:
-        draw = torch.rand(8, generator=keys.generator(key, "transform")).tolist() if key else None
-        if chip_size is not None:
-            sample = crop(sample, *window(sample["image"].shape[-2:], chip_size, draw and draw[:2]))
-        if draw is None:
-            return sample
-        if spec.map_space:
-            sample = dihedral(sample, int(draw[2] * 8))
-        elif draw[2] < 0.5:
-            sample = dihedral(sample, 1)
-        if not colour:
-            return sample
-        if rgb:
-            return brightness_contrast(sample, 0.8 + 0.4 * draw[3], 0.75 + 0.5 * draw[4])
-        return band_gain(sample, spec, keys.generator(key, "bands"))
 
-    return transform
+def _training(spec: DataSpec, chip_size: tuple[int, int] | None, colour: bool, sample: dict, key: int) -> dict:
+    draw = torch.rand(5, generator=keys.generator(key, "transform")).tolist() if key else None
+    if chip_size is not None:
+        sample = crop(sample, *window(sample["image"].shape[-2:], chip_size, draw and draw[:2]))
+    if draw is None:
+        return sample
+    if spec.map_space:
+        sample = dihedral(sample, int(draw[2] * 8))
+    elif draw[2] < 0.5:
+        sample = dihedral(sample, 1)
+    if not colour:
+        return sample
+    if spec.dtype == "uint8" and len(spec.bands) == 3:
+        return brightness_contrast(sample, 0.8 + 0.4 * draw[3], 0.75 + 0.5 * draw[4])
+    return band_gain(sample, spec, keys.generator(key, "bands"))
 
 
 def evaluation_transform(spec: DataSpec, chip_size: tuple[int, int] | None = None) -> Transform:
     """Return the evaluation preset: the whole chip as it is."""
-    return lambda sample, key: sample
+    return _unchanged
+
+
+def _unchanged(sample: dict, key: int) -> dict:
+    return sample
 
 
 def crop_transform(chip_size: tuple[int, int]) -> Transform:
     """Return a transform that only crops, at random where there is a key, else at the centre."""
+    return partial(_crop, chip_size)
 
-    def transform(sample: dict, key: int) -> dict:
-        draw = torch.rand(2, generator=keys.generator(key, "transform")).tolist() if key else None
-        return crop(sample, *window(sample["image"].shape[-2:], chip_size, draw))
 
-    return transform
+def _crop(chip_size: tuple[int, int], sample: dict, key: int) -> dict:
+    draw = torch.rand(2, generator=keys.generator(key, "transform")).tolist() if key else None
+    return crop(sample, *window(sample["image"].shape[-2:], chip_size, draw))
+
+
+def then(first: Transform | None, second: Transform) -> Transform:
+    """Return a transform that applies a user's function after another, its draws from global generators keyed."""
+    return partial(_then, first, second)
+
+
+def _then(first: Transform | None, second: Transform, sample: dict, key: int) -> dict:
+    sample = first(sample, key) if first else sample
+    if not key:
+        return sample
+    with keys.scope(key, "user"):
+        return second(sample, key)
 
 
 def window(size: tuple[int, int], wanted: tuple[int, int], draw: list[float] | None) -> tuple[int, int, int, int]:
@@ -150,16 +167,3 @@ def band_gain(sample: dict, spec: DataSpec, generator: torch.Generator) -> dict:
 def blank(image: Tensor, sample: dict) -> Tensor:
     """Set an image to 0 where the sample has no data."""
     return image.masked_fill_(sample["missing"], 0) if "missing" in sample else image
-
-
-def then(first: Transform | None, second: Transform) -> Transform:
-    """Return a transform that applies a user's function after another, its draws from global generators keyed."""
-
-    def transform(sample: dict, key: int) -> dict:
-        sample = first(sample, key) if first else sample
-        if not key:
-            return sample
-        with keys.scope(key, "user"):
-            return second(sample, key)
-
-    return transform

@@ -57,10 +57,10 @@ def table(rows: Iterable[dict]) -> "Dataset":
             values: class value of each label raster or segment (instances), or of each label (classification);
             segments: COCO segmentations of the objects as JSON text (instances; lists and objects mix).
     """
-    from datasets import Dataset, Features, List, Value
+    from datasets import Dataset, Features, Value
 
-    columns = {"file": Value("string"), "label_files": List(Value("string"))}
-    columns |= {"values": List(Value("int64")), "segments": List(Value("string"))}
+    columns = {"file": Value("string"), "label_files": [Value("string")]}
+    columns |= {"values": [Value("int64")], "segments": [Value("string")]}
     ordered = sorted(rows, key=lambda row: row["file"])
     empty = {"label_files": [], "values": [], "segments": []}
     full = [{**empty, **row} for row in ordered]
