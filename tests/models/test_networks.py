@@ -153,3 +153,21 @@ def test_arguments_rebuild_the_network(networks, row):
     second = type(first)(first.spec, **arguments)
     assert second.arguments == arguments
     second.load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_bfloat16_autocast(networks, row):
+    model = networks.build(row)
+    images, targets = networks.batch(row, [(64, 96)] * 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = model.train()(images, targets)
+    mean(losses).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    exact = networks.build(row).train()(images, targets)
+    for name, loss in losses.items():
+        assert loss.total.item() == pytest.approx(exact[name].total.item(), rel=0.2, abs=0.5)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        predictions = model.eval()(images)
+    if row == "MaskRCNN":
+        check_predictions(row, predictions, (64, 96), 4, torch.float32)
+    assert len(predictions) == 2
