@@ -176,7 +176,7 @@ def prepare_data(
         raise ValueError(f"task {task!r} is not known; the tasks are {', '.join(TASKS)}")
     if split_by not in splits.SPLITS:
         raise ValueError(
-            f"split_by={split_by!r} is not known; there is {', '.join(splits.SPLITS)}, or give valid_match or valid_path"
+            f"split_by={split_by!r} is not known; there is {', '.join(splits.SPLITS)}, or valid_match or valid_path"
         )
     if cache not in MODES:
         raise ValueError(f"cache={cache!r} is not known; it is one of {', '.join(MODES)}")

@@ -64,6 +64,8 @@ def choose(
     if left_out:
         fate = "with their chips" if rows.task == "classification" else "as background"
         problems.append(f"classes left out, {fate}: {', '.join(left_out)}")
+    if len(kept) >= IGNORED:
+        raise ValueError(f"{rows.root} has {len(kept)} classes; at most {IGNORED - 1} are possible")
     groups = _merged({value: known[value] for value in kept}, mapping or {})
     for number, values in enumerate(groups.values(), 1):
         index_of |= {value: number for value in values}

@@ -94,6 +94,7 @@ def describe_bands(file: Path, bands: Sequence[int | str] | None, names: Sequenc
             chosen.append(index)
         if not chosen or len(set(chosen)) < len(chosen):
             raise ValueError(f"bands {list(bands)} must name at least one band, and each once")
+        alpha = alpha and not set(chosen) & set(tagged)  # a band that is asked for is data
     name_of = dict(zip(indexes, named))
     if nodata is not None and np.isnan(nodata):
         nodata = None  # NaN is no data anyway

@@ -40,7 +40,7 @@ class Source:
         """Return what was odd in the files."""
         store, problems = self.store, [*self.rows.problems, *([self.note] if self.note else [])]
         problems += [f"cannot be read, counts nothing: {problem}" for problem in store.problems.values()]
-        if not self.bands.alpha:
+        if not self.bands.alpha and not self.bands.chosen:
             problems.append("a band is tagged as alpha but holds many values: it is read like any other band")
         if len(store.dtypes) > 1:
             problems.append(f"chips of different pixel types ({', '.join(sorted(store.dtypes))}) are scaled alike")

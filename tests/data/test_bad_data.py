@@ -159,6 +159,7 @@ def test_a_fourth_band_is_not_alpha_because_it_is_tagged_so(tmp_path, write):
     pixels = np.random.default_rng(0).integers(0, 256, (4, 16, 16)).astype(np.uint8)
     write(tmp_path / "images" / "0.tif", pixels)  # GDAL tags the fourth of 8-bit bands as alpha
     write(tmp_path / "masks" / "0.tif", np.ones((16, 16), np.uint8))
+    assert prepare_data(tmp_path, bands=[4, 1]).spec.band_indexes == (4, 1)
     data = prepare_data(tmp_path)
     assert len(data.spec.bands) == 4 and (data.train[0]["mask"] == 1).all()
     assert np.allclose(data.train[0]["image"].numpy(), pixels / 255)
