@@ -1,10 +1,11 @@
 """What the user watches: a bar on the main process with loss, learning rate, samples/s and the time spent on waiting."""
 
+import sys
 import time
 
 from accel_geo.parallel.reduction import is_main
 
-INTERVAL = 0.5  # seconds between updates of the text
+INTERVAL, LOG_INTERVAL = 0.5, 20.0  # seconds between updates, on a terminal and in a log
 
 
 class ProgressBar:
@@ -18,8 +19,15 @@ class ProgressBar:
     def __init__(self, total: int, done: int) -> None:
         from tqdm import tqdm
 
+        self.interval = INTERVAL if sys.stderr.isatty() else LOG_INTERVAL
         self.bar = tqdm(
-            total=total, initial=done, disable=not is_main(), unit="step", mininterval=INTERVAL, dynamic_ncols=True
+            total=total,
+            initial=done,
+            disable=not is_main(),
+            unit="step",
+            mininterval=self.interval,
+            maxinterval=2 * self.interval,
+            dynamic_ncols=True,
         )
         self.shown = self.mark = time.perf_counter()
         self.samples, self.waited = 0, 0.0
@@ -44,7 +52,7 @@ class ProgressBar:
         """Count a step; renew the text from time to time."""
         self.samples, self.waited = self.samples + samples, self.waited + waited
         now = time.perf_counter()
-        if now - self.shown >= INTERVAL and not self.bar.disable:
+        if now - self.shown >= self.interval and not self.bar.disable:
             seconds = now - self.shown
             rate = lr if isinstance(lr, float) else lr[0]
             self.bar.set_postfix_str(
