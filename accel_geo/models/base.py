@@ -101,10 +101,12 @@ class GeoModel(nn.Module, metaclass=_Seeded):
         """
         from accel_geo.engine import loop
         from accel_geo.models import multi_process
-        from accel_geo.parallel.launch import launched
+        from accel_geo.parallel.launch import check_environment, launched
 
         if devices and devices > 1 and not launched():
             return multi_process.fit_in_processes(self, devices, {"epochs": epochs, "lr": lr, **options})
+        if devices and devices > 1 and str(devices) != os.environ.get("WORLD_SIZE"):
+            check_environment(devices)  # says that a launcher started another number
         return loop.fit(self, self._data("fit"), epochs=epochs, lr=lr, **options)
 
     def lr_find(self, show: bool = False, **options: object) -> float:

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from accel_geo.engine import checkpoint
+from accel_geo.engine.signals import Stopped
 from accel_geo.parallel.supervise import call_in_workers
 
 
@@ -12,10 +13,13 @@ def fit_in_processes(model: object, devices: int, options: dict) -> list[dict]:
     """Train a model in new processes and bring weights and history back into it.
 
     Raises:
-        RuntimeError: a process failed; its own message stands above.
+        RuntimeError: a process failed; its own message stands above. Or the script lacks the guard of its start.
+        Stopped: the processes were stopped by a signal, after saving.
     """
     with tempfile.TemporaryDirectory(prefix="accel_geo-") as folder:
         call_in_workers(_fit, (model, options, folder), devices)
+        if not (Path(folder) / "facts.json").exists():
+            raise Stopped
         trained = checkpoint.read_folder(Path(folder) / "trained")
         facts = json.loads((Path(folder) / "facts.json").read_text())
     from accel_geo.parallel.batch_norm import convert

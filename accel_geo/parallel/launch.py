@@ -4,9 +4,10 @@ The traps answered here are those of accelerate 1.15 and torch 2.14 on machines 
 """
 
 import os
+import shlex
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
 
 CPU_COUNT_LOST = """accelerate launch was asked for several processes on the CPU, but started only one: its --cpu switch and
@@ -14,7 +15,15 @@ its MULTI_CPU type (what `accelerate config` writes here) need an MPI host file,
 Start the same script with one of
     accelerate launch --config_file accelerate_configs/cpu_2proc.yaml {script}
     torchrun --standalone --nproc-per-node 2 {script}
-    python {script} --devices 2"""
+    python {script} --devices 2
+(Where one process is meant: MASTER_ADDR is set, which accelerate does for several; unset it.)"""
+
+# Total, rank, local rank and local total as Open MPI, MPICH and Intel MPI, and MVAPICH tell them.
+MPI = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+)
 
 
 def launched(env: Mapping[str, str] = os.environ) -> bool:
@@ -22,8 +31,9 @@ def launched(env: Mapping[str, str] = os.environ) -> bool:
     return "LOCAL_RANK" in env or "RANK" in env
 
 
-def check_environment(devices: int = 1, env: Mapping[str, str] = os.environ, script: str | None = None) -> None:
-    """Stop where a launcher silently started fewer processes than asked, or several that believe to be alone.
+def check_environment(devices: int = 1, env: MutableMapping[str, str] = os.environ, script: str | None = None) -> None:
+    """Stop where a launcher silently started fewer processes than asked, several that believe to be alone, or asks
+    for what the loop cannot do. What an MPI launcher says is translated into torch's variables.
 
     Args:
         devices: the processes that the script itself was asked to start.
@@ -34,38 +44,99 @@ def check_environment(devices: int = 1, env: Mapping[str, str] = os.environ, scr
         ValueError: with the command that works.
     """
     script = script or _command()
+    _check_features(env)
+    _adopt_group(env)
+    _adopt_mpi(env)
     if launched(env):
         if devices > 1:
             raise ValueError(
                 f"--devices {devices} starts processes by itself, but a launcher already started this one "
-                f"(rank {env.get('RANK', '?')} of {env.get('WORLD_SIZE', '?')}); use one of the two:\n"
-                f"    python {script} --devices {devices}\n    accelerate launch --config_file ... {script}"
+                f"(rank {env.get('RANK', '?')} of {env.get('WORLD_SIZE', '?')}); leave --devices out, or start it with\n"
+                f"    python {script}"
             )
-        if "WORLD_SIZE" not in env:
+        if not {"RANK", "WORLD_SIZE"} <= set(env):
             raise ValueError(
-                "the launcher set LOCAL_RANK or RANK but no WORLD_SIZE, so the number of processes is unknown; "
-                f"start it with\n    torchrun --standalone --nproc-per-node 2 {script}"
+                "the launcher set LOCAL_RANK or RANK, but not both RANK and WORLD_SIZE, so the number of processes is "
+                f"unknown; start it with\n    torchrun --standalone --nproc-per-node 2 {script}"
             )
         return
-    if "MASTER_ADDR" in env and any(name.startswith("ACCELERATE_") for name in env) and not mpi_size(env):
+    if "MASTER_ADDR" in env and any(name.startswith("ACCELERATE_") for name in env):
         raise ValueError(CPU_COUNT_LOST.format(script=script))
     tasks = int(env.get("SLURM_STEP_NUM_TASKS", "1") or 1)
-    if tasks > 1 and "SLURM_PROCID" in env and not mpi_size(env):
+    if tasks > 1 and "SLURM_PROCID" in env:
         raise ValueError(
             f"srun started {tasks} tasks, but nothing tells them to work together; start one launcher on each node:\n"
             f"    srun --ntasks-per-node 1 torchrun --nnodes $SLURM_NNODES --nproc-per-node N --rdzv-backend c10d "
             f"--rdzv-endpoint $(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1):29500 {script}"
         )
+    others = max((int(env[size]) for size in ("WORLD_SIZE", *(names[0] for names in MPI)) if env.get(size)), default=1)
+    if others > 1:
+        raise ValueError(
+            f"the environment speaks of {others} processes, but does not say which of them this one is; start it with\n"
+            f"    torchrun --standalone --nproc-per-node {others} {script}\n"
+            "or unset WORLD_SIZE, OMPI_COMM_WORLD_SIZE and PMI_SIZE to train on this process alone"
+        )
 
 
-def mpi_size(env: Mapping[str, str] = os.environ) -> int:
-    """Return the number of processes that an MPI launcher started, 0 where there is none."""
-    sizes = (env.get(name) for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"))
-    return max((int(size) for size in sizes if size), default=0)
+def _check_features(env: Mapping[str, str]) -> None:
+    """Refuse what an accelerate configuration can ask for and this loop would ignore."""
+    if _true(env, "ACCELERATE_USE_DEEPSPEED"):
+        raise ValueError(
+            "DeepSpeed takes over the optimizer, the loss scaling and the checkpoint, which this loop keeps itself (it "
+            "promises the same run on any device count); use accelerate_configs/ddp.yaml, or fsdp2.yaml to shard the model"
+        )
+    for name in ("MEGATRON_LM", "PARALLELISM_CONFIG"):
+        if _true(env, f"ACCELERATE_USE_{name}"):
+            raise ValueError(
+                f"ACCELERATE_USE_{name} splits the network itself, which this loop does not; use "
+                "accelerate_configs/ddp.yaml, or fsdp2.yaml to shard the model"
+            )
+    if sharding_asked(env):
+        if env.get("FSDP_VERSION", "2") == "1":
+            raise ValueError("FSDP 1 is not supported: set fsdp_version: 2, as accelerate_configs/fsdp2.yaml does")
+        for name in ("FSDP_OFFLOAD_PARAMS", "FSDP_ACTIVATION_CHECKPOINTING"):
+            if _true(env, name):
+                raise ValueError(f"{name.lower()}: true is not supported here; set it to false, as fsdp2.yaml does")
+
+
+def _adopt_group(env: MutableMapping[str, str]) -> None:
+    """Take over a process group that the caller has begun, as accelerate's debug_launcher does, which sets no RANK."""
+    distributed = sys.modules.get("torch.distributed")
+    if launched(env) or distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        return
+    rank, size = str(distributed.get_rank()), str(distributed.get_world_size())
+    env.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+
+
+def _adopt_mpi(env: MutableMapping[str, str]) -> None:
+    """Translate an MPI launcher's variables into torch's, so that one set of names holds from here on.
+
+    Raises:
+        ValueError: several machines, but not the address of the first.
+    """
+    names = next((names for names in MPI if all(env.get(name) for name in names)), None)
+    if launched(env) or names is None or int(env[names[0]]) == 1:
+        return
+    size, rank, local_rank, local_size = (env[name] for name in names)
+    if size != local_size and "MASTER_ADDR" not in env:
+        raise ValueError(
+            f"MPI started {size} processes on several machines; name the one of rank 0:\n"
+            f"    mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ... python {_command()}"
+        )
+    env.update(WORLD_SIZE=size, RANK=rank, LOCAL_RANK=local_rank, LOCAL_WORLD_SIZE=local_size)
+    env.setdefault("MASTER_ADDR", "127.0.0.1")
+    env.setdefault("MASTER_PORT", "29500")
+
+
+def _true(env: Mapping[str, str], name: str) -> bool:
+    return env.get(name, "false").lower() in ("true", "1", "yes")
 
 
 def _command() -> str:
-    return " ".join([os.path.relpath(sys.argv[0]) if sys.argv[0].endswith(".py") else sys.argv[0], *sys.argv[1:]])
+    """Return the script and its arguments as they can be typed behind a launcher."""
+    script = os.path.relpath(sys.argv[0]) if sys.argv[0].endswith(".py") else sys.argv[0]
+    arguments = (a for a in sys.argv[1:] if not a.startswith(("--local-rank=", "--local_rank=")))
+    return shlex.join([script, *arguments])
 
 
 def start(
@@ -97,17 +168,22 @@ def start(
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 
     check_environment()
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+    on_cpu = cpu or _true(os.environ, "ACCELERATE_USE_CPU") or not (torch.cuda.is_available() or _other_accelerator())
+    expected = int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", expected))
+    if not on_cpu and torch.cuda.is_available() and local > torch.cuda.device_count():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         raise ValueError(
-            "DeepSpeed takes over the optimizer, the loss scaling and the checkpoint, which this loop keeps itself (it "
-            "promises the same run on any device count); use accelerate_configs/ddp.yaml, or fsdp2.yaml to shard the model"
+            f"{local} processes on this machine, but {torch.cuda.device_count()} GPU(s)"
+            f"{'' if visible is None else f' (CUDA_VISIBLE_DEVICES={visible})'}; start as many processes as GPUs, or add --cpu"
         )
-    on_cpu = cpu or not (torch.cuda.is_available() or _other_accelerator())
     precision = precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision == "fp16" and on_cpu:
         raise ValueError("--precision fp16 needs a GPU (its gradients are scaled there); on the CPU use bf16 or no")
     if precision not in ("no", "bf16", "fp16"):
         raise ValueError(f"precision {precision!r} is not supported; choose no, bf16 or fp16")
+    if precision == "fp16" and sharding_asked():
+        raise ValueError("fp16 scales gradients, which is not done for a sharded model (FSDP); use bf16 or no")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # keeps accelerate from setting threads with a warning; set below
     # Sharding is done by torch's fully_shard in the loop, on the CPU too, where accelerate would ignore it.
     fsdp = os.environ.pop("ACCELERATE_USE_FSDP", None)
@@ -126,23 +202,21 @@ def start(
     finally:
         if fsdp is not None:
             os.environ["ACCELERATE_USE_FSDP"] = fsdp
-    expected = int(os.environ.get("WORLD_SIZE", "1"))
-    if accelerator.num_processes != max(expected, mpi_size()):
+    if accelerator.num_processes != expected:
         raise ValueError(
-            f"the launcher started {max(expected, mpi_size())} processes, but this one sees {accelerator.num_processes}; "
-            f"start it with\n    torchrun --standalone --nproc-per-node {expected} {_command()}"
+            f"the launcher started {expected} processes, but this one sees {accelerator.num_processes}; start it with\n"
+            f"    torchrun --standalone --nproc-per-node {expected} {_command()}"
         )
     if on_cpu:
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
         torch.set_num_threads(threads or max(1, available_cores() // local))
     elif threads:
         torch.set_num_threads(threads)
     return accelerator
 
 
-def sharding_asked() -> bool:
+def sharding_asked(env: Mapping[str, str] = os.environ) -> bool:
     """Say whether the launcher's configuration asks for a model sharded over the devices (FSDP)."""
-    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    return _true(env, "ACCELERATE_USE_FSDP")
 
 
 def available_cores() -> int:
@@ -157,7 +231,10 @@ def _other_accelerator() -> bool:
 
 
 def device_report(device: object = None) -> dict[str, object]:
-    """Describe this process and its device: rank, host, pid, device, name and memory in GiB (None where unknown)."""
+    """Describe this process and its device: rank, host, pid, device, name, memory in GiB (None where unknown), threads.
+
+    `visible` is CUDA_VISIBLE_DEVICES, where set: the devices are counted among those.
+    """
     import torch
 
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -175,6 +252,7 @@ def device_report(device: object = None) -> dict[str, object]:
         "name": name,
         "memory_gib": None if memory is None else round(memory, 1),
         "threads": torch.get_num_threads(),
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
 
 
@@ -194,8 +272,9 @@ def device_table(reports: list[dict[str, object]]) -> str:
     for r in sorted(reports, key=lambda r: r["rank"]):
         memory = "" if r["memory_gib"] is None else f", {r['memory_gib']} GiB"
         threads = f", {r['threads']} thread(s)" if str(r["device"]).startswith("cpu") else ""
+        shown = "" if r["visible"] is None else f", CUDA_VISIBLE_DEVICES={r['visible']}"
         lines.append(
-            f"rank {r['rank']}: {r['device']} ({r['name']}{memory}{threads}) on {r['host']}, process {r['pid']}"
+            f"rank {r['rank']}: {r['device']} ({r['name']}{memory}{threads}{shown}) on {r['host']}, process {r['pid']}"
         )
     return "\n".join(lines)
 

@@ -12,13 +12,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 
 import torch.distributed as dist
 
+from accel_geo.parallel.processes import launcher, process_state
+
 INTERVAL = 4.0  # seconds between looks
-STOPPED_LOOKS = 4  # looks in a row that see a process of this machine stopped
+STOPPED_LOOKS = 4  # looks in a row that see a process of this machine stopped or gone
 SILENT_LOOKS = 11  # looks in a row without a beat of a process of another machine
+ANSWER = 8.0  # seconds that the store may take for one answer
+UNANSWERED_LOOKS = 4  # looks in a row without an answer of the store; with the waiting for it some 48 s
 _busy = threading.Event()
 
 
@@ -32,14 +35,6 @@ def busy() -> Iterator[None]:
         _busy.clear()
 
 
-def process_state(pid: int) -> str | None:
-    """Return the state letter of a process of this machine (T: stopped), None where it is gone or cannot be told."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return None
-
-
 class Watch(threading.Thread):
     """The watch of one process; `start()` begins it, `stop()` ends it."""
 
@@ -47,16 +42,14 @@ class Watch(threading.Thread):
         super().__init__(name="watch", daemon=True)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.ended = threading.Event()
-        self.store = dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            timeout=timedelta(seconds=INTERVAL * SILENT_LOOKS / 2),
-        )
         # One run may have several watches, one after the other: each fit begins a new one on all processes together.
         self.prefix = f"accel_geo/watch/{next(_numbers)}"
-        self.host = socket.gethostname()
-        self.store.set(f"{self.prefix}/who/{self.rank}", f"{self.host} {os.getpid()}")
+        self.host, self.launcher = socket.gethostname(), launcher() if sys.platform == "linux" else None
+        self.store = _connect()
+        if self.store is None:  # a process group that met in a file or by a store of its own: without a watch
+            self.ended.set()
+        else:
+            self.store.set(f"{self.prefix}/who/{self.rank}", f"{self.host} {os.getpid()}")
 
     def stop(self) -> None:
         """End the watch, telling the others that this process has."""
@@ -71,33 +64,36 @@ class Watch(threading.Thread):
     def run(self) -> None:
         """Beat and look until stopped."""
         others = [r for r in range(self.size) if r != self.rank]
-        last, silent, stopped = {}, dict.fromkeys(others, 0), dict.fromkeys(others, 0)
+        beats, silent, stopped = {}, dict.fromkeys(others, 0), dict.fromkeys(others, 0)
+        who: dict[int, list[str]] = {}
         count, unanswered = 0, 0
         while not self.ended.wait(INTERVAL):
             count += 1
+            last = beats
             try:
                 self.store.set(f"{self.prefix}/beat/{self.rank}", "busy" if _busy.is_set() else str(count))
                 beats = {r: self._read(f"beat/{r}") for r in others}
-                who = {r: (self._read(f"who/{r}") or " ").split(" ") for r in others}
+                who |= {r: said.split(" ") for r in others if r not in who and (said := self._read(f"who/{r}"))}
                 unanswered = 0
             except Exception:
-                # The holder of the store (process 0 or its launcher) is stopped, gone or just ending.
-                unanswered += 1
-                if unanswered >= 2 and not self.ended.is_set():
-                    self._end("the process that holds the run's store (rank 0 or its launcher) does not answer")
-                continue
+                unanswered += 1  # the holder of the store (rank 0 or its launcher) is stopped, gone or just ending
+            if self.launcher is not None and process_state(self.launcher) in (None, "Z"):
+                self._end(f"the launcher (process {self.launcher}) is gone")
             for r in others:
-                here = who[r][0] == self.host and sys.platform == "linux"
-                state = process_state(int(who[r][1])) if here and who[r][1] else "?"
-                stopped[r] = stopped[r] + 1 if state == "T" else 0
-                fresh = here or beats[r] in ("busy", "done") or beats[r] != last.get(r)
+                host, pid = who.get(r, ["", "0"])
+                here = host == self.host and sys.platform == "linux"
+                dead = here and beats.get(r) != "done" and process_state(int(pid)) in ("T", "Z", None)
+                stopped[r] = stopped[r] + 1 if dead else 0
+                fresh = here or unanswered or beats.get(r) in ("busy", "done") or beats.get(r) != last.get(r)
                 silent[r] = 0 if fresh else silent[r] + 1
-                last[r] = beats[r]
                 if stopped[r] >= STOPPED_LOOKS:
-                    self._end(f"rank {r} (process {who[r][1]} on {who[r][0]}) is stopped")
+                    self._end(f"rank {r} (process {pid} on {host}) is stopped or gone")
                 if silent[r] >= SILENT_LOOKS:
-                    seconds = INTERVAL * SILENT_LOOKS
-                    self._end(f"rank {r} (process {who[r][1]} on {who[r][0]}) has not answered for {seconds:.0f} s")
+                    self._end(
+                        f"rank {r} (process {pid} on {host}) has not answered for {INTERVAL * SILENT_LOOKS:.0f} s"
+                    )
+            if unanswered >= UNANSWERED_LOOKS:
+                self._end("the process that holds the run's store (rank 0 or its launcher) does not answer")
 
     def _read(self, key: str) -> str | None:
         key = f"{self.prefix}/{key}"
@@ -109,6 +105,16 @@ class Watch(threading.Thread):
         print(f"accel_geo: {reason}. Rank {self.rank} ends; resume with --resume.", file=sys.stderr, flush=True)
         time.sleep(0.1 * self.rank)
         os._exit(13)
+
+
+def _connect() -> dist.TCPStore | None:
+    """Return a connection of our own to the store in which the processes met, None where it cannot be reached."""
+    address, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
+    try:
+        socket.create_connection((address, port), timeout=ANSWER).close()
+    except OSError:
+        return None
+    return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=ANSWER))
 
 
 def _count() -> Iterator[int]:
