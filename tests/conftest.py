@@ -4,6 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
+# Worlds of several processes, and chips for them; started and written by the first test that asks for them.
+from parallel.fixtures import cache, chips, started, worlds  # noqa: F401
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)
 

@@ -1,0 +1,87 @@
+"""Small folders of chips with labels, easy to learn: bright rectangles of two classes on dark, noisy ground."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import rasterio
+
+COLOURS = {1: (220, 90, 60), 3: (70, 120, 230)}  # class values on disk, with a gap
+
+
+def write_chips(
+    root: Path,
+    task: str,
+    n: int,
+    *,
+    size: int = 48,
+    sizes: tuple[tuple[int, int], ...] | None = None,
+    empty: tuple[int, ...] = (),
+    nodata: tuple[int, ...] = (),
+    unreadable: tuple[int, ...] = (),
+    seed: int = 0,
+) -> Path:
+    """Write n chips in a format that serves the task: COCO, image_masks or a folder for each class.
+
+    Args:
+        root: the folder to make.
+        task: instances, semantic or classification.
+        n: chips.
+        size: side of a chip.
+        sizes: (H, W) by turns, instead.
+        empty: chips without any object.
+        nodata: chips without any valid pixel.
+        unreadable: chips that are no image.
+        seed: of what is drawn.
+    """
+    rng = np.random.default_rng(seed)
+    images, annotations = [], []
+    for i in range(n):
+        height, width = sizes[i % len(sizes)] if sizes else (size, size)
+        image = rng.integers(20, 70, (3, height, width)).astype(np.uint8)
+        mask = np.zeros((height, width), np.uint8)
+        name = f"chip_{i:03}.tif"
+        kind = (1, 3)[i % 2]
+        for k in range(0 if i in empty else 1 if task == "classification" else 1 + i % 3):
+            value = kind if task == "classification" else (1, 3)[(i + k) % 2]
+            h, w = rng.integers(12, 22, 2)
+            y, x = rng.integers(0, height - h), rng.integers(0, width - w)
+            noise = rng.integers(-15, 15, (3, h, w))
+            image[:, y : y + h, x : x + w] = np.clip(np.array(COLOURS[value])[:, None, None] + noise, 1, 255)
+            mask[y : y + h, x : x + w] = value
+            corners = [x, y, x + w, y, x + w, y + h, x, y + h]
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": i,
+                    "category_id": value,
+                    "iscrowd": 0,
+                    "segmentation": [[float(c) for c in corners]],
+                    "bbox": [float(x), float(y), float(w), float(h)],
+                    "area": float(w * h),
+                }
+            )
+        if i in nodata:
+            image[:] = 0
+        images.append({"id": i, "file_name": name, "width": width, "height": height})
+        folder = root / "images" / (f"kind_{kind}" if task == "classification" else "")
+        write_raster(folder / name, image, nodata=0 if nodata else None)
+        if task == "semantic":
+            write_raster(root / "masks" / name, mask[None])
+        if i in unreadable:
+            (folder / name).write_bytes(b"not an image")
+    if task == "instances":
+        categories = [{"id": value, "name": f"kind_{value}"} for value in COLOURS]
+        labels = {"images": images, "annotations": annotations, "categories": categories}
+        (root / "instances.json").write_text(json.dumps(labels))
+    return root
+
+
+def write_raster(file: Path, pixels: np.ndarray, **profile: object) -> None:
+    """Write pixels [C, H, W] as GeoTIFF."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    count, height, width = pixels.shape
+    where = {"transform": rasterio.Affine(0.5, 0, 5e5, 0, -0.5, 5e6), "crs": "EPSG:32633"}
+    shape = {"count": count, "height": height, "width": width, "dtype": pixels.dtype}
+    with rasterio.open(file, "w", driver="GTiff", **shape, **where, **profile) as raster:
+        raster.write(pixels)

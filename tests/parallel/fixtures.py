@@ -1,0 +1,71 @@
+"""Fixtures of the tests that need several processes: the worlds, the chips, and weights of a short fit."""
+
+from pathlib import Path
+
+import pytest
+
+from parallel.chips import write_chips
+from parallel.world import Worlds
+
+TASKS = {"FeatureClassifier": "classification", "UnetClassifier": "semantic", "MaskRCNN": "instances"}
+EMPTY = (1, 3, 6, 9, 10, 11, 14, 19, 25)  # chips without objects
+VALID = "chip_02[2-8].tif"  # seven chips; 22 are left to train
+SIZES = ((48, 48), (40, 56), (33, 47), (48, 48))
+
+
+class Chips:
+    """Folders of chips by kind, written when first asked for; all rows share them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __call__(self, row: str, kind: str = "plain", valid: str | None = VALID, **options: object) -> dict:
+        """Return the arguments of prepare_data for chips of one kind: plain, sizes, problem, nodata or a number."""
+        task = TASKS[row]
+        folder = self.root / f"{task}-{kind}"
+        if not folder.exists():
+            more = {
+                "plain": {},
+                "sizes": {"sizes": SIZES},
+                "problem": {"unreadable": (5,), "seed": 3},
+                "nodata": {"nodata": (0, 2, 4, 5, 7, 8, 12, 13, 15)},
+            }.get(kind, {})
+            n = int(kind) if kind.isdigit() else 29
+            empty = () if task == "classification" else EMPTY
+            write_chips(folder, task, n, empty=tuple(i for i in empty if i < n), **more)
+        return {"path": str(folder), "task": task, "valid_match": valid, **options}
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> Path:
+    """The cache of the worlds."""
+    return tmp_path_factory.mktemp("world-cache")
+
+
+@pytest.fixture(scope="session")
+def worlds(tmp_path_factory, cache):
+    """The worlds by their process count."""
+    worlds = Worlds(tmp_path_factory.mktemp("worlds"), cache)
+    yield worlds
+    worlds.close()
+
+
+@pytest.fixture(scope="session")
+def chips(tmp_path_factory) -> Chips:
+    """Folders of chips."""
+    return Chips(tmp_path_factory.mktemp("chips"))
+
+
+@pytest.fixture(scope="session")
+def started(worlds, chips, tmp_path_factory):
+    """A function that gives weights of a short fit of a row, from which metrics are above zero."""
+    root, epochs = tmp_path_factory.mktemp("started"), {"FeatureClassifier": 3, "UnetClassifier": 5, "MaskRCNN": 6}
+
+    def start(row: str) -> str:
+        folder = root / row
+        if not folder.exists():
+            stage = {"epochs": epochs[row], "lr": 3e-3, "batch_size": 4, "dtype": "float32"}
+            worlds[1].run("fit", row=row, data=chips(row), stages=[stage], save=str(folder))
+        return str(folder)
+
+    return start
