@@ -345,8 +345,10 @@ def run(main: Callable[[Options], None], parser: Parser, arguments: list[str] | 
                 given.output,
             ]
             sys.exit(supervise.run_workers(command, given.devices))
+        foreign = _in_world()
         main(options)
-        _leave_world()
+        if not foreign:
+            _leave_world()
 
 
 @contextmanager
@@ -365,11 +367,15 @@ def end_with_message() -> Iterator[None]:
         )  # not sys.exit: other processes may be waiting in collective calls that this one's teardown would join
 
 
-def _leave_world() -> None:
-    import torch.distributed as dist
+def _in_world() -> bool:
+    """Say whether the caller has begun a process group, which then is the caller's to end."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
+
+def _leave_world() -> None:
+    if _in_world():
+        sys.modules["torch.distributed"].destroy_process_group()
 
 
 def _explain(error: Exception) -> str:
