@@ -185,13 +185,13 @@ class Parser(argparse.ArgumentParser):
     def parse(self, arguments: list[str] | None = None) -> "Options":
         """Parse the command line, complete it with the recipe's defaults and refuse contradictions."""
         given = self.parse_args(arguments)
+        self._refuse(given)
         defaults = {**self.recipe, **(self.builtin if given.data is None else {})}
         if given.smoke:
             defaults |= {"epochs": 2, "batch_size": 4}
         for name, value in defaults.items():
             if getattr(given, name, None) is None:
                 setattr(given, name, value)
-        self._refuse(given)
         return Options(given, self, defaults)
 
     def _refuse(self, given: argparse.Namespace) -> None:
@@ -200,9 +200,7 @@ class Parser(argparse.ArgumentParser):
                 self.error("--vectors needs --data, the scene to be chipped")
         if given.valid and given.valid_match:
             self.error("--valid and --valid-match both choose the validation split; give one")
-        if given.per_device_batch_size and "--batch-size" in " ".join(sys.argv[1:]).replace(
-            "--per-device-batch-size", ""
-        ):
+        if given.per_device_batch_size and given.batch_size:
             self.error("--batch-size and --per-device-batch-size say the same thing; give one")
         if given.resume and not given.output:
             self.error("--resume needs --output, the folder of the run to go on with")

@@ -21,6 +21,7 @@ from accel_geo.engine.optimizers import (
     SCHEDULES,
     OptimizerFactory,
     adamw,
+    describe_factory,
     lr_factor,
     set_lr,
 )
@@ -265,7 +266,7 @@ def fit(
         "accumulate": accumulate,
         "lr": lr,
         "schedule": schedule,
-        "optimizer": getattr(optimizer, "__name__", type(optimizer).__name__),
+        "optimizer": describe_factory(optimizer),
         "clip": clip,
         "ema": ema,
         "seed": data.seed if seed is None else seed,

@@ -20,6 +20,13 @@ def adamw(parameters: Iterable, lr: float, weight_decay: float = 0.01) -> torch.
     return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=True)
 
 
+def describe_factory(factory: OptimizerFactory) -> str:
+    """Return an optimizer factory as text: what it calls and with which arguments."""
+    function = getattr(factory, "func", factory)
+    arguments = ", ".join(f"{name}={value}" for name, value in sorted(getattr(factory, "keywords", {}).items()))
+    return f"{getattr(function, '__name__', type(function).__name__)}({arguments})"
+
+
 def build_optimizer(module: nn.Module, factory: OptimizerFactory, lr: float) -> torch.optim.Optimizer:
     """Build the optimizer over a module's trainable parameters.
 
