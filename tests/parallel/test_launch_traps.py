@@ -169,9 +169,10 @@ def answer(command: list[str], folder, answers: list[tuple[str, str]], seconds: 
     seen, done, end = "", 0, time.monotonic() + seconds
     try:
         while time.monotonic() < end:
-            if not select.select([terminal], [], [], 0.7)[0]:
+            if not select.select([terminal], [], [], 0.3)[0]:
                 prompt = seen[done:]
-                if not prompt.strip():
+                menu = prompt.rfind("\x1b[?25l") > prompt.rfind("\x1b[?25h")  # the cursor is hidden while it waits
+                if not menu and not prompt.rstrip().endswith((":", "?")):
                     continue
                 key = next((keys for text, keys in answers if text in prompt), "")
                 done = len(seen)
@@ -201,7 +202,7 @@ def answer(command: list[str], folder, answers: list[tuple[str, str]], seconds: 
                          ((NO_TYPE, "", "NO"), (MULTI_CPU, "2", "MULTI_CPU"), (MULTI_GPU, "2", "MULTI_GPU")))  # fmt: skip
 def test_the_wizard(tmp_path, machine, count, kind):
     file = tmp_path / "hf" / "accelerate" / "default_config.yaml"
-    answers = [("Which type of machine", machine), ("How many CPU", count), ("How many GPU", count)]
+    answers = [("Which type of machine", machine), ("How many processes", count), ("How many GPU", count)]
     seen = answer(CLI, tmp_path, answers)
     assert file.exists(), seen
     written = yaml.safe_load(file.read_text())
