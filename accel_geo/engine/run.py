@@ -1,6 +1,7 @@
 """A fit while it runs: where it stands, what it holds, how it is opened, resumed, saved and closed."""
 
 import copy
+import json
 import os
 from dataclasses import asdict, dataclass, field, fields
 
@@ -21,7 +22,7 @@ from accel_geo.engine.optimizers import (
     optimizer_state,
 )
 from accel_geo.engine.run_folder import RunFolder, collectively
-from accel_geo.parallel import launch, order
+from accel_geo.parallel import keys, launch, order
 from accel_geo.parallel.batch_norm import convert
 from accel_geo.parallel.reduction import gather_json, world_size
 from accel_geo.parallel.sharding import shard
@@ -142,6 +143,7 @@ def open_run(
         skipped, continued = stored["fit"] > progress.fit, stored["fit"] == progress.fit
         if continued:
             _adopt(stored, options, folder)
+            _check_same_run(found, model, data)
             progress = Progress(**{f.name: stored[f.name] for f in fields(Progress)})
         elif skipped:
             progress = Progress(progress.fit, 0, step=stored["first_step"], done=True)
@@ -245,6 +247,33 @@ def _adopt(stored: dict, options: dict, folder: RunFolder) -> None:
         raise ValueError(f"these options define the run and cannot change on --resume: {text}; use another --output")
 
 
+def _check_same_run(found: ckpt.Checkpoint, model: nn.Module, data: object) -> None:
+    """Refuse a checkpoint of another network or of other data: what follows would be no continuation."""
+    theirs, ours = found.config, json.loads(json.dumps(model.config()))
+    pairs = [("class", theirs["class"], ours["class"])]
+    for part in ("arguments", "spec"):
+        names = sorted(theirs[part].keys() | ours[part].keys())
+        pairs += [(name, theirs[part].get(name), ours[part].get(name)) for name in names]
+    changed = [f"{name} was {old}, now {new}" for name, old, new in pairs if old != new]
+    for split, chips in describe_data(data).items():
+        if chips != (before := found.training["data"][split]):
+            changed.append(f"the {split} split was {before[0]} chips, now {chips[0]} that are not all the same")
+    if changed:
+        raise ValueError(
+            f"the run has another network or other data, which cannot change on --resume: {', '.join(changed)}; "
+            "use another --output"
+        )
+
+
+def describe_data(data: object) -> dict[str, list]:
+    """Return the number of chips of each split and a hash of which they are, in which order and size."""
+    splits = {"training": data.train, "validation": data.valid}
+    return {
+        name: [len(chips), f"{keys.fold(json.dumps([chips.ids, chips.files, chips.sizes])):x}"]
+        for name, chips in splits.items()
+    }
+
+
 def _wrap(model: nn.Module, accelerator: object, options: dict) -> tuple[nn.Module, nn.Module]:
     """Return the module to train and its wrapping: by DDP, or sharded where the launcher's configuration asks for it."""
     if not (launch.sharding_asked() and world_size() > 1):
@@ -282,7 +311,12 @@ def save(run: Run) -> None:
         model=ckpt.module_state(run.module),
         config=run.model.config(),
         optimizer=optimizer_state(run.optimizer, run.module),
-        training={**asdict(p), "options": run.options, "scaler": scaler.state_dict() if scaler else None},
+        training={
+            **asdict(p),
+            "options": run.options,
+            "data": describe_data(run.data),
+            "scaler": scaler.state_dict() if scaler else None,
+        },
         ema=ckpt.module_state(run.ema.module) if run.ema else None,
     )
 

@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -92,7 +93,39 @@ def fit(
     return result | {"sampled": dict(sampled), "names": sorted(network.state_dict())}
 
 
-def refused(timeout: float = 50.0, **arguments: object) -> dict:
+def fit_and_leave(**arguments: object) -> None:
+    """Run `fit` as a recipe's process does: what ends the fit ends the process."""
+    from accel_geo import options
+
+    class Parser:
+        def parse(self, arguments: list[str] | None) -> object:
+            return Given
+
+    class Given:
+        given = SimpleNamespace(devices=1, output="given by the stage")
+
+    def main(_: object) -> None:
+        raise SystemExit(fit(**arguments)["exit"])
+
+    options.run(main, Parser())
+
+
+def killed_in_save(step: int, **arguments: object) -> None:
+    """Kill this process when the model of one checkpoint has been written, before anything else of it."""
+    from accel_geo.engine import checkpoint
+
+    save_file = checkpoint.save_file
+
+    def saving(tensors: dict, path: Path) -> None:
+        save_file(tensors, path)
+        if f"step-{step}-" in path.parent.name:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    checkpoint.save_file = saving
+    fit(**arguments)
+
+
+def refused(**arguments: object) -> dict:
     """Run `fit` where it must fail, and return the error's class and message."""
     try:
         fit(**arguments)
