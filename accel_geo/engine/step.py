@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from accel_geo.engine.batches import Batch
 from accel_geo.parallel.reduction import Loss, gather_json, sum_over_processes, world_size
 
+Figure = float | Tensor
+
 
 @dataclass
 class StepResult:
@@ -60,7 +62,7 @@ def training_step(
     known = _counts_of_batch(module, parts)
     unreadable = [(t["image_id"], t["problem"]) for _, targets in parts for t in targets if t.get("problem")]
     losses: dict[str, Loss] = {}
-    sums = []
+    sums: list[list[Figure]] = []
     for number, (images, targets) in enumerate(parts):
         last = number == len(parts) - 1
         hold = contextlib.nullcontext() if last or not hasattr(wrapped, "no_sync") else wrapped.no_sync()
@@ -68,14 +70,15 @@ def training_step(
             with accelerator.autocast():
                 losses = wrapped(images, targets)
             totals, counts, flags = _reduce(losses, [float(stop), float(len(unreadable))])
-            weights = _weights(list(losses), counts, shares[number] / sum(shares), known)
+            share = shares[number] / sum(shares)
+            weights = [_weight(count, share, (known or {}).get(name)) for name, count in zip(losses, counts)]
             # DDP averages gradients over the processes, hence the factor.
-            factors = (weights * world_size()).to(next(iter(losses.values())).total.dtype)
-            accelerator.backward(sum(term.total * factor for term, factor in zip(losses.values(), factors)))
-            sums.append(totals * weights)
+            first, *others = [term.total * (w * world_size()) for term, w in zip(losses.values(), weights)]
+            accelerator.backward(sum(others, first))
+            sums.append([total * weight for total, weight in zip(totals, weights)])
     # Read only now, so that a GPU was not kept waiting between the forward and the backward pass.
-    values = dict(zip(losses, torch.stack(sums).sum(0).tolist()))
-    stopping, unread = flags.tolist()
+    *terms, stopping, unread = _read([*map(sum, zip(*sums)), *flags])
+    values = dict(zip(losses, terms))
     if not all(map(math.isfinite, values.values())):
         _refuse(parts, values)
     scaler = accelerator.scaler
@@ -92,24 +95,36 @@ def training_step(
     return StepResult(values, bool(stopping), everyone)
 
 
-def _weights(names: list[str], counts: Tensor, share: float, known: dict[str, float] | None) -> Tensor:
-    """Return what each term's total is multiplied by: its share over its count; nothing counted, nothing trained."""
-    whole = [(known or {}).get(name) for name in names]
-    shares = torch.tensor([share if count is None else 1.0 for count in whole], dtype=counts.dtype)
-    if known:
-        given = torch.tensor([float("nan") if count is None else count for count in whole], dtype=counts.dtype)
-        given = given.to(counts.device)
-        counts = torch.where(given.isnan(), counts, given)
-    return torch.where(counts > 0, shares.to(counts.device) / counts, 0.0)
+def _weight(count: Figure, share: float, known: float | None) -> Figure:
+    """Return what a term's total is multiplied by: its share over its count; nothing counted, nothing trained."""
+    if known is not None:  # the whole batch's
+        count, share = known, 1.0
+    if isinstance(count, Tensor):
+        return torch.where(count > 0, share / count, 0.0)
+    return share / count if count > 0 else 0.0
 
 
-def _reduce(losses: dict[str, Loss], flags: list[float]) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum totals, counts and flags over all processes: one small all-reduce, in float64 where the device has it."""
+def _reduce(losses: dict[str, Loss], flags: list[float]) -> tuple[list[Figure], list[Figure], list[Figure]]:
+    """Sum totals, counts and flags over all processes: one small all-reduce, in float64 where the device has it.
+
+    The figures are numbers on the CPU, where they are at hand, and tensors elsewhere, where reading them would wait.
+    """
     device = next(iter(losses.values())).total.device
-    wide = torch.float32 if device.type == "mps" else torch.float64
     row = [loss.total for loss in losses.values()] + [loss.count for loss in losses.values()] + flags
-    row = [torch.as_tensor(x, dtype=wide, device=device).detach().reshape(()) for x in row]
-    return sum_over_processes(torch.stack(row)).split([len(losses), len(losses), len(flags)])
+    if device.type == "cpu" and world_size() == 1:
+        figures = [float(x.detach()) if isinstance(x, Tensor) else float(x) for x in row]
+    else:
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        row = [torch.as_tensor(x, dtype=wide, device=device).detach().reshape(()) for x in row]
+        summed = sum_over_processes(torch.stack(row))
+        figures = summed.tolist() if device.type == "cpu" else list(summed.unbind())
+    terms = len(losses)
+    return figures[:terms], figures[terms : 2 * terms], figures[2 * terms :]
+
+
+def _read(figures: list[Figure]) -> list[float]:
+    """Return figures as numbers, waiting once where they are tensors."""
+    return torch.stack(figures).tolist() if isinstance(figures[0], Tensor) else figures
 
 
 def _counts_of_batch(module: nn.Module, parts: list[Batch]) -> dict[str, float] | None:
