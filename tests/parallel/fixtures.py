@@ -20,17 +20,18 @@ class Chips:
         self.root = root
 
     def __call__(self, row: str, kind: str = "plain", valid: str | None = VALID, **options: object) -> dict:
-        """Return the arguments of prepare_data for chips of one kind: plain, sizes, problem, nodata or a number."""
+        """Return the arguments of prepare_data for chips of one kind: plain, sizes, problem or nodata; "plain-12" are 12."""
         task = TASKS[row]
         folder = self.root / f"{task}-{kind}"
+        kind, _, number = kind.partition("-")
         if not folder.exists():
             more = {
                 "plain": {},
                 "sizes": {"sizes": SIZES},
                 "problem": {"unreadable": (5,), "seed": 3},
                 "nodata": {"nodata": (0, 2, 4, 5, 7, 8, 12, 13, 15)},
-            }.get(kind, {})
-            n = int(kind) if kind.isdigit() else 29
+            }[kind]
+            n = int(number or 29)
             empty = () if task == "classification" else EMPTY
             write_chips(folder, task, n, empty=tuple(i for i in empty if i < n), **more)
         return {"path": str(folder), "task": task, "valid_match": valid, **options}

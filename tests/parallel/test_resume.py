@@ -207,7 +207,7 @@ def test_changed_options_that_define_the_run_are_refused(worlds, chips, unbroken
 
 def test_other_data_or_another_network_are_refused(worlds, chips, unbroken, tmp_path):
     stage = STAGE | {"output": str(copied(unbroken, tmp_path / "run")), "resume": True}
-    for other in ({"data": chips(ROW, "12", valid="chip_00*")}, {"model": {"label_smoothing": 0.1}}, {"model": {"size": "full"}}):
+    for other in ({"data": chips(ROW, "plain-12", valid="chip_00*")}, {"model": {"label_smoothing": 0.1}}, {"model": {"size": "full"}}):
         for said in worlds[2].run("refused", row=ROW, **{"data": chips(ROW), "stages": [stage], **other}):
             assert said["error"] == "ValueError" and "run" in said["message"], (other, said)
         assert history(tmp_path / "run") == history(unbroken)
