@@ -166,6 +166,7 @@ def start(
     """
     import torch
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+    from accelerate.state import AcceleratorState
 
     check_environment()
     on_cpu = cpu or _true(os.environ, "ACCELERATE_USE_CPU") or not (torch.cuda.is_available() or _other_accelerator())
@@ -185,6 +186,8 @@ def start(
     if precision == "fp16" and sharding_asked():
         raise ValueError("fp16 scales gradients, which is not done for a sharded model (FSDP); use bf16 or no")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # keeps accelerate from setting threads with a warning; set below
+    # Accelerate keeps the first fit's device and precision for the life of the process; a later fit may want others.
+    AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     # Sharding is done by torch's fully_shard in the loop, on the CPU too, where accelerate would ignore it.
     fsdp = os.environ.pop("ACCELERATE_USE_FSDP", None)
     try:
