@@ -25,7 +25,7 @@ from accel_geo.engine.run_folder import RunFolder, collectively
 from accel_geo.parallel import keys, launch, order
 from accel_geo.parallel.batch_norm import convert
 from accel_geo.parallel.reduction import gather_json, world_size
-from accel_geo.parallel.sharding import shard
+from accel_geo.parallel.sharding import extent, shard
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # May differ on a resumption without a word; batch_size and the horizon (epochs, max_steps) have rules of their own.
@@ -289,6 +289,9 @@ def _wrap(model: nn.Module, accelerator: object, options: dict) -> tuple[nn.Modu
 def _say_start(run: Run) -> None:
     reports = gather_json(launch.device_report(run.accelerator.device))
     run.folder.say(launch.device_table(reports))
+    if run.sharded:
+        here, whole = extent(run.module)
+        run.folder.say(f"the model is sharded (FSDP): rank 0 holds {here} of {whole} parameters")
     smallest = min(min(part) for part in run.order.shares(-1))
     if world_size() > 1 and smallest < 2:
         run.folder.say(

@@ -24,6 +24,13 @@ def shard(module: nn.Module, device_type: str) -> nn.Module:
     return fully_shard(module, mesh=mesh)
 
 
+def extent(module: nn.Module) -> tuple[int, int]:
+    """Return how many parameters this process holds, and how many there are."""
+    parameters = list(module.parameters())
+    here = sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in parameters)
+    return here, sum(p.numel() for p in parameters)
+
+
 def full(tensor: Tensor) -> Tensor:
     """Return the whole of a tensor; collective where it is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
