@@ -40,13 +40,25 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches; on a GPU the copy of the next one runs while the caller works on this one."""
         batches = map(self._move, self._timed())
-        if self.device.type != "cuda":
-            yield from batches
-            return
-        ahead = next(batches, None)
+        return self._ahead(batches) if self.device.type == "cuda" else batches
+
+    def _ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Copy one batch ahead on a stream of its own."""
+        copies = torch.cuda.Stream(self.device)
+
+        def copy() -> Batch | None:
+            with torch.cuda.stream(copies):
+                return next(batches, None)
+
+        ahead = copy()
         while ahead is not None:
-            batch, ahead = ahead, next(batches, None)
-            yield batch
+            work = torch.cuda.current_stream(self.device)
+            work.wait_stream(copies)
+            images, targets = ahead
+            for value in [images, *(v for target in targets for v in target.values() if isinstance(v, Tensor))]:
+                value.record_stream(work)  # its memory must not be reused by a copy while the work is pending
+            ahead = copy()
+            yield images, targets
 
     def take_wait(self) -> float:
         """Return the seconds waited for data since the last call."""
