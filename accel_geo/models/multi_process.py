@@ -25,8 +25,7 @@ def fit_in_processes(model: object, devices: int, options: dict) -> list[dict]:
     from accel_geo.parallel.batch_norm import convert
 
     convert(model)
-    dtype = next(iter(trained.model.values())).dtype
-    model.to(dtype if dtype.is_floating_point else next(model.parameters()).dtype)
+    model.to(next(tensor.dtype for tensor in trained.model.values() if tensor.is_floating_point()))
     checkpoint.load_module_state(model, trained.model, "the trained model")
     for name, value in facts.items():
         setattr(model, name, value)

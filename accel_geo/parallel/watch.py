@@ -5,6 +5,7 @@ looked meanwhile, not the clock: a run that is suspended and continued as a whol
 """
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -22,6 +23,7 @@ STOPPED_LOOKS = 4  # looks in a row that see a process of this machine stopped o
 SILENT_LOOKS = 11  # looks in a row without a beat of a process of another machine
 ANSWER = 8.0  # seconds that the store may take for one answer
 UNANSWERED_LOOKS = 4  # looks in a row without an answer of the store; with the waiting for it some 48 s
+ORPHANED_LOOKS = 10  # looks that a process whose launcher is gone has to save
 _busy = threading.Event()
 
 
@@ -66,7 +68,7 @@ class Watch(threading.Thread):
         others = [r for r in range(self.size) if r != self.rank]
         beats, silent, stopped = {}, dict.fromkeys(others, 0), dict.fromkeys(others, 0)
         who: dict[int, list[str]] = {}
-        count, unanswered = 0, 0
+        count, unanswered, orphaned = 0, 0, 0
         while not self.ended.wait(INTERVAL):
             count += 1
             last = beats
@@ -78,7 +80,13 @@ class Watch(threading.Thread):
             except Exception:
                 unanswered += 1  # the holder of the store (rank 0 or its launcher) is stopped, gone or just ending
             if self.launcher is not None and process_state(self.launcher) in (None, "Z"):
-                self._end(f"the launcher (process {self.launcher}) is gone")
+                orphaned += 1
+                if orphaned == 1:
+                    self._say(f"the launcher (process {self.launcher}) is gone. Rank {self.rank} saves and stops")
+                    os.kill(os.getpid(), signal.SIGTERM)
+                if orphaned >= ORPHANED_LOOKS:
+                    self._end("it could not save")
+                unanswered = 0  # the launcher held the store, which saving does not need
             for r in others:
                 host, pid = who.get(r, ["", "0"])
                 here = host == self.host and sys.platform == "linux"
@@ -102,9 +110,12 @@ class Watch(threading.Thread):
     def _end(self, reason: str) -> None:
         if self.ended.is_set():
             return
-        print(f"accel_geo: {reason}. Rank {self.rank} ends; resume with --resume.", file=sys.stderr, flush=True)
+        self._say(f"{reason}. Rank {self.rank} ends; resume with --resume")
         time.sleep(0.1 * self.rank)
         os._exit(13)
+
+    def _say(self, text: str) -> None:
+        print(f"accel_geo: {text}.", file=sys.stderr, flush=True)
 
 
 def _connect() -> dist.TCPStore | None:

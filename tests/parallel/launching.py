@@ -93,15 +93,12 @@ class Running:
         return probes(self.output.read_text())[0]["pids"]
 
     def finish(self, seconds: float = 120.0) -> Finished:
-        """Wait for the end; a command that does not end in time is killed with all it started."""
-        try:
-            end = time.monotonic() + seconds
-            while self.process.poll() is None and time.monotonic() < end:
-                self._known |= descendants(self.process.pid)  # gone from the tree once their parent is
-                time.sleep(0.1)
-            assert self.process.poll() is not None, f"still running after {seconds} s: {self.errors.read_text()}"
-        finally:
-            self.kill()
+        """Wait for the end of the command; what it leaves running stays, so that a test can look for it."""
+        end = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < end:
+            self._known |= descendants(self.process.pid)  # gone from the tree once their parent is
+            time.sleep(0.1)
+        assert self.process.poll() is not None, f"still running after {seconds} s: {self.errors.read_text()}"
         return Finished(self.process.returncode, self.output.read_text(), self.errors.read_text())
 
     def kill(self) -> None:

@@ -65,7 +65,7 @@ def test_a_sharded_run_is_the_same_run(tmp_path, scenes):
         assert {h["machine"]["processes"] for h in history(sharded)} == {2}
         here, whole = (int(w) for w in (sharded / "log.txt").read_text().partition("rank 0 holds ")[2].split()[:3:2])
         assert 0.45 * whole < here < 0.55 * whole
-    assert "sharded" not in (plain / "log.txt").read_text()
+    assert "model is sharded" not in (plain / "log.txt").read_text()
 
     # From a sharded run onto one plain process, and from a plain one onto a sharded: in the middle of the second epoch.
     alone = recipe(PYTHON, scenes, cut_off(by_file, tmp_path / "alone", 3), "--resume")
