@@ -50,7 +50,7 @@ def train(run: Run) -> None:
                 lr = set_lr(
                     run.optimizer, lr_factor(run.options["schedule"], p.step - p.first_step, p.total) * p.plateau_factor
                 )
-                result = step(run, batch, parts, signals.requested)
+                result = step(run, batch, parts, signals.requested or run.folder.failure is not None)
                 if run.ema:
                     run.ema.update(run.module)
                 p.step, p.batch = p.step + 1, batch + 1
@@ -74,6 +74,7 @@ def after_step(run: Run, stop: bool) -> None:
 
     Raises:
         Stopped: after saving.
+        OSError: on all processes; the history or the checkpoint could not be written.
     """
     p, better = run.progress, False
     if not p.evaluated and not stop:

@@ -121,7 +121,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, module: nn.Module, st
             else:
                 # Step counts: a fused optimizer keeps them on the parameter's device, others on the CPU.
                 fused = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
-                loaded[slot] = value.to(parameter.device) if fused else value
+                loaded[slot] = value.to(parameter.device if fused else value.device, copy=True)
         optimizer.state[parameter] = loaded
 
 

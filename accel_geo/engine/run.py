@@ -324,6 +324,7 @@ def save(run: Run) -> None:
     )
 
     def write() -> None:
+        folder.check()  # a checkpoint must not be ahead of the history
         ckpt.write_folder(folder.checkpoints / f"step-{p.step}", whole)
         if p.best_step == p.step:
             ckpt.point_best(folder.checkpoints, p.step)

@@ -3,6 +3,7 @@
 A folder holds `history.jsonl`, `log.txt`, `checkpoints/`, `predictions.json`, `report.html` and, at the end, `model/`.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -20,8 +21,9 @@ def collectively(action: object) -> object:
 
     Raises:
         ValueError, OSError: what the action raised, on every process, with the same message.
+        RuntimeError: it raised anything else, which the main process raises as it is.
     """
-    outcome = None
+    outcome = unforeseen = None
     if is_main():
         try:
             outcome = {"result": action()}
@@ -29,7 +31,13 @@ def collectively(action: object) -> object:
             outcome = {"os_error": f"{type(error).__name__}: {error}", "number": error.errno}
         except ValueError as error:
             outcome = {"error": str(error)}
+        except Exception as error:
+            unforeseen, outcome = error, {"unforeseen": f"the main process failed: {type(error).__name__}: {error}"}
     outcome = broadcast_json(outcome)
+    if unforeseen is not None:
+        raise unforeseen
+    if "unforeseen" in outcome:
+        raise RuntimeError(outcome["unforeseen"])
     if "error" in outcome:
         raise ValueError(outcome["error"])
     if "os_error" in outcome:
@@ -61,6 +69,7 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike | None, history: list[dict] | None = None) -> None:
         self.path = None if path is None else Path(path)
         self.history: list[dict] = list(history or [])
+        self.failure: OSError | None = None  # what kept the history from being written, on the main process
         self._lines = None
         self._silent = not is_main()
 
@@ -139,7 +148,8 @@ class RunFolder:
     def release(self) -> None:
         """Close the history and unlock the folder."""
         if self._lines is not None:
-            self._lines.close()
+            with contextlib.suppress(OSError):  # a full disk, which `append` has noted
+                self._lines.close()
             self._lines = None
             (self.path / ".lock").unlink(missing_ok=True)
 
@@ -151,15 +161,31 @@ class RunFolder:
 
         tqdm.write(text)
         if self._lines is not None:
-            with open(self.path / "log.txt", "a", encoding="utf-8") as log:
+            # The log repeats what was printed: a full disk is told by the history, which matters.
+            with contextlib.suppress(OSError), open(self.path / "log.txt", "a", encoding="utf-8") as log:
                 log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def append(self, record: dict) -> None:
-        """Append one line to the history."""
+        """Append one line to the history.
+
+        Only the main process writes, so where that fails it is noted for `check` and not raised on one process alone.
+        """
         self.history.append(record)
-        if self._lines is not None:
-            self._lines.write(json.dumps(record) + "\n")
-            self._lines.flush()
+        if self._lines is not None and self.failure is None:
+            try:
+                self._lines.write(json.dumps(record) + "\n")
+                self._lines.flush()
+            except OSError as error:
+                self.failure = error
+
+    def check(self) -> None:
+        """Raise, on the main process, what kept the history from being written; see `collectively`.
+
+        Raises:
+            OSError: the disk is full or cannot be written.
+        """
+        if self.failure is not None:
+            raise OSError(self.failure.errno, f"{self.path / 'history.jsonl'}: {self.failure.strerror}")
 
     def touch(self) -> None:
         """Tell other machines that the lock's holder lives."""
