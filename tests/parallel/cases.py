@@ -49,6 +49,7 @@ def fit(
     publish: bool = False,
     save: str | None = None,
     at: dict | None = None,
+    breaking: list[str] | None = None,
     compiled: bool = False,
 ) -> dict:
     """Train in one or several fits.
@@ -62,9 +63,14 @@ def fit(
         publish: write the report, which takes seconds.
         save: write the trained model there.
         at: what happens in which optimizer step of this process, counted over all fits; see `acting`.
+        breaking: files that are spoilt once the data set has been opened.
         compiled: wrap a submodule by torch.compile first.
     """
     network = build(row, data, start, model)
+    if breaking:
+        _meet()
+    for file in breaking or []:
+        Path(file).write_bytes(b"not an image")
     if compiled:
         network.head = torch.compile(network.head, backend="eager")
     result = {"weights": [], "statistics": [], "frozen": []}
@@ -127,6 +133,7 @@ def killed_in_save(step: int, **arguments: object) -> None:
 
 def refused(**arguments: object) -> dict:
     """Run `fit` where it must fail, and return the error's class and message."""
+    _meet()
     try:
         fit(**arguments)
     except Exception as error:
@@ -310,6 +317,15 @@ def digest(state: dict) -> str:
     for name, tensor in sorted(state.items()):
         hashed.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
     return hashed.hexdigest()
+
+
+def _meet() -> None:
+    """Form the world, and wait until all processes are here."""
+    from accel_geo.parallel import launch
+    from accel_geo.parallel.reduction import gather_json
+
+    launch.start(cpu=True, threads=1)
+    gather_json(None)
 
 
 def _frozen_values(network: torch.nn.Module) -> str:

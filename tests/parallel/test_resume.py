@@ -144,10 +144,17 @@ def test_a_save_cut_short_by_the_kill(worlds, chips, unbroken, tmp_path):
     assert not [p for p in (tmp_path / "run/checkpoints").iterdir() if p.name.startswith(".tmp-")]
 
 
+@pytest.fixture(scope="module")
+def stopped_at_8(worlds, chips, tmp_path_factory):
+    """A run of two processes that a signal stopped in the last step of the second epoch; every save is kept."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    fit(worlds[2], folder, [STAGE | {"keep": 9}], chips(ROW), at={"7": "terminate"})
+    return folder
+
+
 @pytest.mark.parametrize("harm", ["truncated", "no training.json", "foreign JSON", "torn history"])
-def test_a_damaged_checkpoint_is_passed_over(worlds, chips, unbroken, tmp_path, harm):
-    stopped = tmp_path / "stopped"
-    fit(worlds[2], stopped, [STAGE | {"keep": 9}], chips(ROW), at={"7": "terminate"})
+def test_a_damaged_checkpoint_is_passed_over(worlds, chips, unbroken, stopped_at_8, tmp_path, harm):
+    stopped = copied(stopped_at_8, tmp_path / "stopped")
     newest, (older, _) = last_checkpoint(stopped), sorted((stopped / "checkpoints").glob("step-[0-9]*"))[-2:]
     assert newest.name == "step-8" and older != newest
     if harm == "truncated":
@@ -167,42 +174,48 @@ def test_a_damaged_checkpoint_is_passed_over(worlds, chips, unbroken, tmp_path, 
     assert differences(unbroken, tmp_path / "run", steps=12) == []
 
 
-def test_no_checkpoint_is_whole(worlds, chips, tmp_path):
-    fit(worlds[2], tmp_path / "run", [STAGE], chips(ROW), at={"4": "terminate"})
+def test_no_checkpoint_is_whole(worlds, chips, stopped_at_8, tmp_path):
+    copied(stopped_at_8, tmp_path / "run")
     for file in (tmp_path / "run/checkpoints").glob("*/model.safetensors"):
         file.write_bytes(b"")
     stage = STAGE | {"output": str(tmp_path / "run"), "resume": True}
     for said in worlds[2].run("refused", row=ROW, data=chips(ROW), stages=[stage]):
-        assert said["error"] == "ValueError" and "whole" in said["message"] and "step-5" in said["message"]
+        assert said["error"] == "ValueError" and "whole" in said["message"] and "step-8" in said["message"]
 
 
-TWO = [STAGE | {"freeze": True, "epochs": 1, "ema": 0.5}, STAGE | {"freeze": False, "epochs": 2}]
+# Evaluations at the ends alone: better ones save as well.
+TWO = [stage | {"eval_every": 99} for stage in (STAGE | {"freeze": True, "epochs": 1, "ema": 0.5}, STAGE | {"freeze": False, "epochs": 2})]
 
 
-@pytest.mark.parametrize(("step", "saved"), [(5, 4), (9, 7), (2, 0)])
-@COUNTS
-def test_two_fits_in_a_script(worlds, chips, tmp_path, step, saved, processes):
-    """Broken off in the second fit before it has saved, after it has, and in the first; four steps and eight."""
-    fit(worlds[1], tmp_path / "unbroken", TWO, chips(ROW))
-    assert len(history(tmp_path / "unbroken")) > 12 and steps_of(tmp_path / "unbroken") == list(range(1, 13))
-    stages = [stage | {"eval_every": 100} for stage in TWO]  # else better evaluations save as well
-    fit(worlds[1], tmp_path / "whole", stages, chips(ROW))
-    said = fit(worlds[2], tmp_path / "crashed", stages, chips(ROW), at={str(step): "crash"})
-    assert all(each["crashed"] for each in said)
-    said = resume(worlds, processes, tmp_path / "crashed", tmp_path / "run", stages, chips(ROW))
-    assert differences(tmp_path / "whole", tmp_path / "run", steps=12) == []
-    assert (f"resumed at step {saved}" if saved else "nothing to resume: starting afresh") in said
+@pytest.fixture(scope="module")
+def two(worlds, chips, tmp_path_factory):
+    """Two fits that nothing stopped."""
+    folder = tmp_path_factory.mktemp("two") / "run"
+    fit(worlds[1], folder, TWO, chips(ROW))
+    assert steps_of(folder) == list(range(1, 13)) and {line["fit"] for line in history(folder)} == {0, 1}
+    return folder
 
 
 @pytest.mark.parametrize(
-    "changed", [{"lr": 1e-4}, {"seed": 7}, {"accumulate": 2}, {"schedule": "cosine"}, {"dtype": "float32"}, {"ema": 0.9}]
+    ("step", "saved", "processes"),
+    [(5, 4, 1), (9, 7, 2), (2, 0, 2), *(pytest.param(*case, 4, marks=pytest.mark.slow) for case in ((5, 4), (9, 7)))],
 )
-def test_changed_options_that_define_the_run_are_refused(worlds, chips, unbroken, tmp_path, changed):
-    name = next(iter(changed))
-    stage = STAGE | changed | {"output": str(copied(unbroken, tmp_path / "run")), "resume": True}
-    for said in worlds[2].run("refused", row=ROW, data=chips(ROW), stages=[stage]):
-        assert said["error"] == "ValueError" and f"{name} was" in said["message"] and "--resume" in said["message"]
-    assert history(tmp_path / "run") == history(unbroken)
+def test_two_fits_in_a_script(worlds, chips, two, tmp_path, step, saved, processes):
+    """Broken off in the second fit before it has saved, after it has, and in the first; four steps and eight."""
+    said = fit(worlds[2], tmp_path / "crashed", TWO, chips(ROW), at={str(step): "crash"})
+    assert all(each["crashed"] for each in said)
+    said = resume(worlds, processes, tmp_path / "crashed", tmp_path / "run", TWO, chips(ROW))
+    assert differences(two, tmp_path / "run", steps=12) == []
+    assert (f"resumed at step {saved}" if saved else "nothing to resume: starting afresh") in said
+
+
+def test_changed_options_that_define_the_run_are_refused(worlds, chips, unbroken, tmp_path):
+    stage = STAGE | {"output": str(copied(unbroken, tmp_path / "run")), "resume": True}
+    changes = ({"lr": 1e-4}, {"seed": 7}, {"accumulate": 2}, {"schedule": "cosine"}, {"dtype": "float32"}, {"ema": 0.9})
+    for changed in (*changes, {"eval_every": 5}, {"clip": 1.0}, {"early_stopping": 2}):
+        for said in worlds[2].run("refused", row=ROW, data=chips(ROW), stages=[stage | changed]):
+            assert said["error"] == "ValueError" and f"{next(iter(changed))} was" in said["message"], said
+        assert history(tmp_path / "run") == history(unbroken) and not (tmp_path / "run/.lock").exists()
 
 
 def test_other_data_or_another_network_are_refused(worlds, chips, unbroken, tmp_path):
@@ -224,16 +237,14 @@ def test_raised_epochs_go_on(worlds, chips, unbroken, tmp_path):
     assert differences(tmp_path / "four", tmp_path / "run", steps=16) == []
 
 
-def test_lowered_epochs_are_not_taken(worlds, chips, unbroken, tmp_path):
-    fit(worlds[1], tmp_path / "stopped", [STAGE], chips(ROW), at={"5": "terminate"})
-    said = resume(worlds, 2, tmp_path / "stopped", tmp_path / "run", [STAGE | {"epochs": 2}], chips(ROW))
+def test_lowered_epochs_are_not_taken(worlds, chips, unbroken, stopped_at_8, tmp_path):
+    said = resume(worlds, 2, stopped_at_8, tmp_path / "run", [STAGE | {"epochs": 2}], chips(ROW))
     assert "horizon of 12 steps is kept" in said and differences(unbroken, tmp_path / "run", steps=12) == []
 
 
-def test_the_batch_of_the_run_wins_and_is_said(worlds, chips, unbroken, tmp_path):
-    fit(worlds[1], tmp_path / "stopped", [STAGE], chips(ROW), at={"5": "terminate"})
+def test_the_batch_of_the_run_wins_and_is_said(worlds, chips, unbroken, stopped_at_8, tmp_path):
     other = STAGE | {"batch_size": 12, "lr": 4e-3}  # as --per-device-batch-size with --scale-lr gives on other devices
-    said = resume(worlds, 2, tmp_path / "stopped", tmp_path / "run", [other], chips(ROW))
+    said = resume(worlds, 2, stopped_at_8, tmp_path / "run", [other], chips(ROW))
     assert "global batch of 6" in said and "12" in said and differences(unbroken, tmp_path / "run", steps=12) == []
 
 
