@@ -8,41 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from accel_geo import option_values as of
+
 ROOT_ERRORS = (ValueError, OSError, RuntimeError)  # what a user's input or machine can cause: a message, no traceback
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return value
-
-
-def _fraction(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 0 and below 1")
-    return value
-
-
-def _rate(text: str) -> float | str:
-    if text == "auto":
-        return text
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} must be above 0, or auto")
-    return value
-
-
-def _mapping(text: str) -> dict[str, str]:
-    pairs = [item.partition("=") for item in text.split(",") if item]
-    if not pairs or any(not (old and sign and new) for old, sign, new in pairs):
-        raise argparse.ArgumentTypeError(f"{text!r} must read OLD=NEW,OLD=NEW")
-    return {old.strip(): new.strip() for old, _, new in pairs}
-
-
-def _names(text: str) -> list[str]:
-    return [item.strip() for item in text.split(",") if item.strip()]
 
 
 class Parser(argparse.ArgumentParser):
@@ -95,16 +63,26 @@ class Parser(argparse.ArgumentParser):
         add("--resume", action="store_true", help="go on from the newest whole checkpoint in --output (default: off)")
         add(
             "--epochs",
-            type=_positive,
+            type=of.positive,
             metavar="N",
             help=f"passes over the training chips (default: {self._default('epochs')})",
         )
-        add("--max-steps", type=_positive, metavar="N", help="ends training sooner (default: none)")
-        add("--eval-every", type=_positive, metavar="N", help="optimizer steps between evaluations (default: an epoch)")
-        add("--save-every", type=_positive, metavar="N", help="optimizer steps between checkpoints (default: an epoch)")
-        add("--keep", type=_positive, default=2, metavar="N", help="checkpoints kept beside the best (default: 2)")
+        add("--max-steps", type=of.positive, metavar="N", help="ends training sooner (default: none)")
+        add(
+            "--eval-every",
+            type=of.positive,
+            metavar="N",
+            help="optimizer steps between evaluations (default: an epoch)",
+        )
+        add(
+            "--save-every",
+            type=of.positive,
+            metavar="N",
+            help="optimizer steps between checkpoints (default: an epoch)",
+        )
+        add("--keep", type=of.positive, default=2, metavar="N", help="checkpoints kept beside the best (default: 2)")
         add("--monitor", metavar="METRIC", help="metric that tells the best (default: the task's)")
-        add("--early-stopping", type=_positive, metavar="N", help="evaluations without improvement (default: off)")
+        add("--early-stopping", type=of.positive, metavar="N", help="evaluations without improvement (default: off)")
         add("--min-delta", type=float, default=1e-6, metavar="X", help="what counts as an improvement (default: 1e-6)")
         add(
             "--smoke",
@@ -116,20 +94,26 @@ class Parser(argparse.ArgumentParser):
         add = self.add_argument_group("training").add_argument
         add(
             "--batch-size",
-            type=_positive,
+            type=of.positive,
             metavar="N",
             help=f"samples in a global batch, whatever the process count (default: {self._default('batch_size')})",
         )
         add(
             "--per-device-batch-size",
-            type=_positive,
+            type=of.positive,
             metavar="N",
             help="the same, multiplied out by the processes (default: none)",
         )
-        add("--accumulate", type=_positive, default=1, metavar="K", help="parts that a batch is worked in (default: 1)")
+        add(
+            "--accumulate",
+            type=of.positive,
+            default=1,
+            metavar="K",
+            help="parts that a batch is worked in (default: 1)",
+        )
         add(
             "--lr",
-            type=_rate,
+            type=of.rate,
             metavar="X|auto",
             help=f"largest learning rate, or auto: a range test (default: {self._default('lr')})",
         )
@@ -144,10 +128,15 @@ class Parser(argparse.ArgumentParser):
             choices=["one_cycle", "cosine", "constant", "plateau"],
             help=f"of the learning rate (default: {self._default('schedule')})",
         )
-        add("--clip", type=float, metavar="X", help=f"largest norm of the gradients (default: {self._default('clip')})")
+        add(
+            "--clip",
+            type=of.between(0),
+            metavar="X",
+            help=f"largest norm of the gradients (default: {self._default('clip')})",
+        )
         add(
             "--ema",
-            type=float,
+            type=of.between(0, 1),
             metavar="DECAY",
             help=f"moving average of the weights (default: {self._default('ema')})",
         )
@@ -168,12 +157,18 @@ class Parser(argparse.ArgumentParser):
 
     def _add_launch(self) -> None:
         add = self.add_argument_group("launch").add_argument
-        add("--devices", type=_positive, default=1, metavar="N", help="processes to start on this machine (default: 1)")
+        add(
+            "--devices",
+            type=of.positive,
+            default=1,
+            metavar="N",
+            help="processes to start on this machine (default: 1)",
+        )
         add("--cpu", action="store_true", help="use the CPU even where there is a GPU (default: off)")
-        add("--threads", type=_positive, metavar="N", help="CPU threads of a process (default: all cores, shared)")
+        add("--threads", type=of.positive, metavar="N", help="CPU threads of a process (default: all cores, shared)")
         add(
             "--timeout",
-            type=float,
+            type=of.between(0),
             default=600,
             metavar="S",
             help="seconds until a lost process is an error (default: 600)",
@@ -208,6 +203,8 @@ class Parser(argparse.ArgumentParser):
             self.error("--smoke starts afresh; leave out --resume")
         if given.num_workers is not None and given.num_workers < 0:
             self.error("--num-workers must be at least 0")
+        if not given.min_delta >= 0:
+            self.error("--min-delta must be at least 0")
         if given.weights not in ("none", "default") and not Path(given.weights).exists():
             self.error(
                 f"--weights {given.weights}: no such file; give none, default or the path of a .safetensors or .pth file"
@@ -224,23 +221,24 @@ def add_data_options(parser: argparse.ArgumentParser, positional: bool = False) 
     add("--format", help="format on disk (default: recognised)")
     add("--vectors", metavar="FILE", help="vector file that makes PATH a scene to be chipped (default: none)")
     add("--class-column", metavar="NAME", help="column of --vectors with the class (default: one class)")
-    add("--classes", type=_names, metavar="A,B,...", help="only these classes (default: all)")
-    add("--class-mapping", type=_mapping, metavar="OLD=NEW,...", help="rename or merge classes (default: none)")
-    add("--bands", type=_names, metavar="A,B,...", help="bands by name or number from 1 (default: all)")
-    add("--limit", type=_positive, metavar="N", help="only the first N chips by image_id (default: all)")
-    add("--val-split", type=_fraction, default=0.1, metavar="F", help="share for validation (default: 0.1)")
+    add("--classes", type=of.names, metavar="A,B,...", help="only these classes (default: all)")
+    add("--class-mapping", type=of.mapping, metavar="OLD=NEW,...", help="rename or merge classes (default: none)")
+    add("--bands", type=of.names, metavar="A,B,...", help="bands by name or number from 1 (default: all)")
+    add("--limit", type=of.positive, metavar="N", help="only the first N chips by image_id (default: all)")
+    add("--val-split", type=of.fraction, default=0.1, metavar="F", help="share for validation (default: 0.1)")
     add(
         "--split-by",
+        type=of.split,
         default="random",
         metavar="random|group|column:NAME",
         help="what the split keeps together (default: random)",
     )
     add("--valid-match", metavar="GLOB", help="file names that make the validation split (default: none)")
     add("--valid", metavar="PATH", help="folder of the validation split (default: none)")
-    add("--resize-to", type=_positive, metavar="N", help="resize every chip to N x N first (default: none)")
+    add("--resize-to", type=of.positive, metavar="N", help="resize every chip to N x N first (default: none)")
     add(
         "--chip-size",
-        type=_positive,
+        type=of.positive,
         metavar="N",
         help="crop N x N in training; whole chips in validation (default: none)",
     )

@@ -317,8 +317,13 @@ def _check_options(options: dict, data: object) -> None:
     for name in ("epochs", "max_steps", "eval_every", "save_every", "keep", "early_stopping"):
         if options[name] is not None and options[name] < 1:
             raise ValueError(f"--{name.replace('_', '-')} {options[name]} must be at least 1")
-    if options["lr"] is not None and not options["lr"] > 0:
-        raise ValueError(f"--lr {options['lr']} must be above 0")
+    for name in ("lr", "clip"):
+        if options[name] is not None and not options[name] > 0:
+            raise ValueError(f"--{name} {options[name]} must be above 0")
+    if options["ema"] is not None and not 0 < options["ema"] < 1:
+        raise ValueError(f"--ema {options['ema']} must lie between 0 and 1; 0.999 is usual")
+    if not options["min_delta"] >= 0:
+        raise ValueError(f"--min-delta {options['min_delta']} must be at least 0")
     known = data.task.metrics(data.spec, [])
     if options["monitor"] not in known or isinstance(known[options["monitor"]], list):
         names = [name for name, value in known.items() if not isinstance(value, list)]

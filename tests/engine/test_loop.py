@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from parallel.chips import write_chips
 from parallel.compare import history, last_checkpoint
 
@@ -26,7 +25,13 @@ def test_the_history_holds_just_the_agreed_keys(worlds, chips, tmp_path, row, pr
     worlds[processes].run("fit", row=row, data=chips(row), stages=[stage])
     text = (tmp_path / "history.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
-    assert [("loss" in line, line["step"]) for line in lines] == [(True, 1), (True, 2), (False, 2), (True, 3), (False, 3)]
+    assert [("loss" in line, line["step"]) for line in lines] == [
+        (True, 1),
+        (True, 2),
+        (False, 2),
+        (True, 3),
+        (False, 3),
+    ]
     for line, written in zip(lines, text.splitlines()):
         assert written == json.dumps(line), "standard spacing"
         assert set(line) == (STEP_KEYS if "loss" in line else VALID_KEYS)
@@ -37,8 +42,12 @@ def test_the_history_holds_just_the_agreed_keys(worlds, chips, tmp_path, row, pr
             assert line["loss"] == pytest.approx(sum(line["losses"].values())) and math.isfinite(line["loss"])
             assert isinstance(line["lr"], float) and line["fit"] == 0 and line["epoch"] == 0
         else:
-            assert line["valid"] and not any(v is not None and v != v for v in line["valid"].values() if not isinstance(v, list))
-    assert last_checkpoint(tmp_path).name == "step-3" and lines[-1]["step"] == 3, "the last step is evaluated, then saved"
+            assert line["valid"] and not any(
+                v is not None and v != v for v in line["valid"].values() if not isinstance(v, list)
+            )
+    assert last_checkpoint(tmp_path).name == "step-3" and lines[-1]["step"] == 3, (
+        "the last step is evaluated, then saved"
+    )
 
 
 def test_several_groups_have_a_list_of_rates(chips, tmp_path):
@@ -90,7 +99,13 @@ def test_an_absurd_rate_ends_in_words(worlds, chips, processes):
 def test_more_unreadable_chips_than_allowed_stop_the_run(worlds, tmp_path, processes):
     """With the cache off chips are read while training: two of 22 break after the data set was opened."""
     folder = write_chips(tmp_path / "data", "semantic", 29)
-    data = {"path": str(folder), "task": "semantic", "valid_match": "chip_02[2-8].tif", "cache": "off", "num_workers": 0}
+    data = {
+        "path": str(folder),
+        "task": "semantic",
+        "valid_match": "chip_02[2-8].tif",
+        "cache": "off",
+        "num_workers": 0,
+    }
     broken = [str(folder / f"images/chip_{i:03}.tif") for i in (4, 13)]
     stage = STAGE | {"output": str(tmp_path / "run")}
     said = refusals(worlds, processes, row="UnetClassifier", data=data, stages=[stage], breaking=broken)
@@ -103,7 +118,13 @@ def test_more_unreadable_chips_than_allowed_stop_the_run(worlds, tmp_path, proce
 @BOTH
 def test_one_unreadable_chip_is_named_once_and_counts_nothing(worlds, tmp_path, processes):
     folder = write_chips(tmp_path / "data", "semantic", 29)
-    data = {"path": str(folder), "task": "semantic", "valid_match": "chip_02[2-8].tif", "cache": "off", "num_workers": 2}
+    data = {
+        "path": str(folder),
+        "task": "semantic",
+        "valid_match": "chip_02[2-8].tif",
+        "cache": "off",
+        "num_workers": 2,
+    }
     stage = STAGE | {"output": str(tmp_path / "run")}
     broken = [str(folder / "images/chip_004.tif")]
     worlds[processes].run("fit", row="UnetClassifier", data=data, stages=[stage], breaking=broken)
@@ -185,7 +206,9 @@ class small_disk:
     def __enter__(self) -> bool:
         self.folder.mkdir()
         size = f"size={self.megabytes}m"
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self.folder)], capture_output=True, text=True)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self.folder)], capture_output=True, text=True
+        )
         if done.returncode:
             pytest.skip(f"no small disk can be mounted here: {done.stderr.strip()}")
         return True
@@ -210,8 +233,25 @@ def test_a_file_that_may_not_grow_while_saving(chips, tmp_path):
     stage = STAGE | {"output": str(tmp_path / "run"), "eval_every": 99}
     arguments = json.dumps({"row": ROW, "data": chips(ROW) | {"cache": "memory"}, "stages": [stage]})
     cases = Path(__file__).parents[1] / "parallel"
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(cases), arguments], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(cases), arguments], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("answer ")).removeprefix("answer "))
+    said = json.loads(
+        next(line for line in done.stdout.splitlines() if line.startswith("answer ")).removeprefix("answer ")
+    )
     assert said["error"] == "OSError" and "saving step 2" in said["message"] and "make room" in said["message"]
     assert not list((tmp_path / "run/checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    "options", [{"clip": 0.0}, {"clip": -1.0}, {"ema": 1.0}, {"ema": 0.0}, {"min_delta": -1.0}, {"lr": math.nan}]
+)
+def test_senseless_numbers_are_refused_before_anything_is_written(chips, tmp_path, options):
+    from accel_geo import FeatureClassifier, prepare_data
+
+    model = FeatureClassifier(prepare_data(**chips(ROW), cache="memory"), backbone="test_resnet", size="small")
+    name = next(iter(options)).replace("_", "-")
+    with pytest.raises(ValueError, match=f"--{name} "):
+        model.fit(1, **{"lr": 1e-3, **options}, output=tmp_path / "run", cpu=True)
+    assert not (tmp_path / "run").exists()

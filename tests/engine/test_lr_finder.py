@@ -3,9 +3,9 @@
 import math
 
 import pytest
+from parallel.compare import figure_differences
 
 from accel_geo.engine.lr_finder import suggest
-from parallel.compare import figure_differences
 
 ROWS = ("FeatureClassifier", *(pytest.param(row, marks=pytest.mark.slow) for row in ("UnetClassifier", "MaskRCNN")))
 

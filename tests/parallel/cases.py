@@ -193,11 +193,11 @@ def batch_norm(seed: int, shape: list[int], layers: int = 2) -> dict:
     """Train a batch-normalised network on this process's share of one batch; returns losses, gradients and buffers."""
     from torch import nn
 
+    from accel_geo.engine.step import training_step
     from accel_geo.parallel import launch
     from accel_geo.parallel.batch_norm import GlobalBatchNorm, convert
     from accel_geo.parallel.order import cut
     from accel_geo.parallel.reduction import Loss, rank, world_size
-    from accel_geo.engine.step import training_step
 
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from parallel.chips import write_chips
 from parallel.world import Worlds
 
@@ -20,7 +19,7 @@ class Chips:
         self.root = root
 
     def __call__(self, row: str, kind: str = "plain", valid: str | None = VALID, **options: object) -> dict:
-        """Return the arguments of prepare_data for chips of one kind: plain, sizes, problem or nodata; "plain-12" are 12."""
+        """Return the arguments of prepare_data for chips of a kind: plain, sizes, problem, nodata; "plain-12" are 12."""
         task = TASKS[row]
         folder = self.root / f"{task}-{kind}"
         kind, _, number = kind.partition("-")

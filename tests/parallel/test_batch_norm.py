@@ -4,12 +4,14 @@ import copy
 
 import pytest
 import torch
+from parallel.compare import figure_differences
 from torch import nn
 
 from accel_geo.parallel.batch_norm import GlobalBatchNorm, convert
-from parallel.compare import figure_differences
 
-COUNTS = pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+COUNTS = pytest.mark.parametrize(
+    "processes", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
 
 
 @COUNTS
@@ -31,7 +33,7 @@ def test_one_process_computes_what_torch_computes(dtype, momentum):
     nn.init.normal_(theirs.weight)
     ours = convert(copy.deepcopy(theirs))
     assert isinstance(ours, GlobalBatchNorm) and ours.state_dict().keys() == theirs.state_dict().keys()
-    for step in range(3):
+    for _ in range(3):
         x = torch.randn(4, 3, 5, 5, dtype=dtype, requires_grad=True)
         y = x.detach().clone().requires_grad_()
         a, b = theirs(x), ours(y)
@@ -42,7 +44,9 @@ def test_one_process_computes_what_torch_computes(dtype, momentum):
     assert torch.allclose(theirs.eval()(x), ours.eval()(x))
 
 
-@pytest.mark.parametrize(("layer", "shape"), [(nn.BatchNorm1d, (1, 3)), (nn.BatchNorm2d, (1, 3, 1, 1)), (nn.BatchNorm3d, (1, 3, 1, 1, 1))])
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.BatchNorm1d, (1, 3)), (nn.BatchNorm2d, (1, 3, 1, 1)), (nn.BatchNorm3d, (1, 3, 1, 1, 1))]
+)
 def test_a_single_value_is_normalised_by_the_running_statistics_and_leaves_them(layer, shape):
     ours = convert(layer(3))
     ours.running_mean.fill_(2.0), ours.running_var.fill_(4.0)

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-
-from accel_geo.parallel.order import EpochOrder, batch_count, cut
 from parallel.compare import differences, figure_differences, history, last_checkpoint, tensor_differences
 from parallel.fixtures import EMPTY, TASKS
+
+from accel_geo.parallel.order import EpochOrder, batch_count, cut
 
 ROWS = tuple(TASKS)
 TRAINED = [i for i in range(29) if not 22 <= i <= 28]
@@ -40,10 +40,13 @@ def both(worlds, processes, folder, row, data, stages, data_there=None, steps=12
 
 def shares(steps, batch_size, processes, accumulate=1, seed=42):
     """The image_ids that each process has in each part of each of the first steps: [step][part][process]."""
-    order = EpochOrder(TRAINED, [(1, 1)] * len(TRAINED), batch_size=batch_size, accumulate=accumulate, seed=seed, fit=0, rank=0, processes=processes)  # fmt: skip
+    ids, sizes = TRAINED, [(1, 1)] * len(TRAINED)
+    order = EpochOrder(
+        ids, sizes, batch_size=batch_size, accumulate=accumulate, seed=seed, fit=0, rank=0, processes=processes
+    )
     every = [batch for epoch in range(steps) for batch in order.batches(epoch)][:steps]
-    ids = [[TRAINED[i] for i in batch] for batch in every]
-    parts = [[batch[part] for part in cut(len(batch), accumulate)] for batch in ids]
+    named = [[ids[i] for i in batch] for batch in every]
+    parts = [[batch[part] for part in cut(len(batch), accumulate)] for batch in named]
     return [[[part[s] for s in cut(len(part), processes)] for part in step] for step in parts]
 
 
@@ -97,7 +100,9 @@ def train(data):
 
 
 @COUNTS
-@pytest.mark.parametrize("row", ["FeatureClassifier", "UnetClassifier", pytest.param("MaskRCNN", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "row", ["FeatureClassifier", "UnetClassifier", pytest.param("MaskRCNN", marks=pytest.mark.slow)]
+)
 def test_accumulation_over_four_parts(worlds, chips, started, tmp_path, row, processes):
     stage = {"epochs": 3, "lr": 1e-3, "batch_size": 11 if processes == 2 else 22, "accumulate": 4, "max_steps": 3}
     data = chips(row, chip_size=40)
@@ -200,7 +205,9 @@ def test_the_comparison_finds_differences(tmp_path):
     assert figure_differences(lines[0], lines[0], 1e-9) == []
     assert figure_differences(lines[0], lines[0] | {"loss": 1 + 1e-8}, 1e-9)
     assert figure_differences(lines[0], {k: v for k, v in lines[0].items() if k != "losses"}, 1e-9)
-    assert figure_differences([1.0, None], [1.0, 0.0], 1e-9) and figure_differences({"a": float("nan")}, {"a": float("nan")}, 1)
+    assert figure_differences([1.0, None], [1.0, 0.0], 1e-9) and figure_differences(
+        {"a": float("nan")}, {"a": float("nan")}, 1
+    )
     assert figure_differences({"boxes": []}, {"boxes": [1]}, 1e-9)
     w = {"w": torch.ones(2), "n": torch.tensor(3)}
     assert tensor_differences(w, w, 1e-9) == [] and tensor_differences(w, {"w": torch.ones(2)}, 1e-9)

@@ -3,11 +3,12 @@
 import json
 
 import pytest
-
 from parallel.compare import figure_differences
 from parallel.fixtures import TASKS
 
-COUNTS = pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+COUNTS = pytest.mark.parametrize(
+    "processes", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
 MATCH = {1: "chip_007.tif", 5: "chip_00[2-6].tif"}
 
 
@@ -47,5 +48,11 @@ def test_undefined_metrics_are_null(worlds, chips, started, tmp_path):
     """A validation split without any object has no average precision."""
     data = chips("MaskRCNN", valid="chip_010.tif")  # an empty chip
     for processes in (1, 2):
-        said = worlds[processes].run("evaluation", row="MaskRCNN", data=data, model=started("MaskRCNN"), predictions=str(tmp_path / str(processes)))
+        said = worlds[processes].run(
+            "evaluation",
+            row="MaskRCNN",
+            data=data,
+            model=started("MaskRCNN"),
+            predictions=str(tmp_path / str(processes)),
+        )
         assert all(each["metrics"]["map50"] is None for each in said)

@@ -20,7 +20,9 @@ def test_fold_is_the_same_everywhere_and_for_ever():
     assert fold() == 8238016292129134938
     code = "from accel_geo.parallel.keys import fold; print(fold(42, 0, 1, 'order'))"
     for seed in ("0", "1"):
-        out = subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PATH": ""}, capture_output=True, text=True)
+        out = subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PATH": ""}, capture_output=True, text=True
+        )
         assert out.stdout.strip() == str(fold(42, 0, 1, "order")), out.stderr
 
 

@@ -90,7 +90,9 @@ def test_padding_is_that_of_the_global_batch():
 def test_evaluation_takes_each_sample_once_in_the_same_company(processes):
     sizes = [(8, 8)] * 5 + [(6, 6)] * 2 + [(8, 8)] * 4
     alone = list(evaluation_chunks(sizes, 3, lambda number: True))
-    assert [r.index for chunk in alone for r in chunk] == list(range(11)) and {r.pad for c in alone for r in c} == {None}
+    assert [r.index for chunk in alone for r in chunk] == list(range(11)) and {r.pad for c in alone for r in c} == {
+        None
+    }
     assert all(len(chunk) <= 3 and len({sizes[r.index] for r in chunk}) == 1 for chunk in alone)
     shared = [list(evaluation_chunks(sizes, 3, lambda n, r=rank: n % processes == r)) for rank in range(processes)]
     assert sorted((c for chunks in shared for c in chunks), key=lambda c: c[0].index) == alone

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from parallel.compare import differences, history, last_checkpoint, steps_of
 
 # 22 chips: batches of 6, 6, 5, 5, four steps an epoch; saves at 3 and 6, evaluations at 2, 4, 6, 8 and 12.
@@ -51,7 +50,7 @@ DATA = {"num_workers": 0, "chip_size": 40}
 
 @pytest.fixture(scope="module")
 def broken(worlds, chips, tmp_path_factory):
-    """Two processes with a moving average and a plateau, killed between two saves in the middle of epoch 2; unbroken too."""
+    """Two processes with a moving average and a plateau, killed between two saves within epoch 2; and unbroken."""
     root, data = tmp_path_factory.mktemp("broken"), chips("UnetClassifier", **DATA)
     fit(worlds[1], root / "unbroken", [RICH], data, row="UnetClassifier")
     # The eleventh step is the third of epoch 2; saved are 3, 6 and 9, and at better evaluations.
@@ -66,7 +65,9 @@ def test_killed_in_the_middle_of_an_epoch(worlds, chips, broken, tmp_path, proce
     rates = [line["lr"] for line in history(unbroken) if "loss" in line]
     assert rates[8] < rates[0], "the plateau must have been reached before the kill"
 
-    said = resume(worlds, processes, killed, tmp_path / "run", [RICH], chips("UnetClassifier", **DATA), "UnetClassifier")
+    said = resume(
+        worlds, processes, killed, tmp_path / "run", [RICH], chips("UnetClassifier", **DATA), "UnetClassifier"
+    )
     assert differences(unbroken, tmp_path / "run", steps=12) == []
     assert f"resumed at step {saved}" in said
     machines = [(line["step"], line["machine"]["processes"]) for line in history(tmp_path / "run")]
@@ -131,7 +132,9 @@ def test_a_save_cut_short_by_the_kill(worlds, chips, unbroken, tmp_path):
     """Killed while the checkpoint of step 6 is being written: step 3 stands, and what was left is cleared away."""
     world = worlds.new(1)
     try:
-        world.begin("killed_in_save", step=6, row=ROW, data=chips(ROW), stages=[{"output": str(tmp_path / "killed"), **STAGE}])
+        world.begin(
+            "killed_in_save", step=6, row=ROW, data=chips(ROW), stages=[{"output": str(tmp_path / "killed"), **STAGE}]
+        )
         assert world.wait(120) == [-9]
     finally:
         world.close()
@@ -184,7 +187,10 @@ def test_no_checkpoint_is_whole(worlds, chips, stopped_at_8, tmp_path):
 
 
 # Evaluations at the ends alone: better ones save as well.
-TWO = [stage | {"eval_every": 99} for stage in (STAGE | {"freeze": True, "epochs": 1, "ema": 0.5}, STAGE | {"freeze": False, "epochs": 2})]
+TWO = [
+    stage | {"eval_every": 99}
+    for stage in (STAGE | {"freeze": True, "epochs": 1, "ema": 0.5}, STAGE | {"freeze": False, "epochs": 2})
+]
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +226,11 @@ def test_changed_options_that_define_the_run_are_refused(worlds, chips, unbroken
 
 def test_other_data_or_another_network_are_refused(worlds, chips, unbroken, tmp_path):
     stage = STAGE | {"output": str(copied(unbroken, tmp_path / "run")), "resume": True}
-    for other in ({"data": chips(ROW, "plain-12", valid="chip_00*")}, {"model": {"label_smoothing": 0.1}}, {"model": {"size": "full"}}):
+    for other in (
+        {"data": chips(ROW, "plain-12", valid="chip_00*")},
+        {"model": {"label_smoothing": 0.1}},
+        {"model": {"size": "full"}},
+    ):
         for said in worlds[2].run("refused", row=ROW, **{"data": chips(ROW), "stages": [stage], **other}):
             assert said["error"] == "ValueError" and "run" in said["message"], (other, said)
         assert history(tmp_path / "run") == history(unbroken)

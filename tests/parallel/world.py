@@ -1,6 +1,6 @@
 """Worlds of processes that serve many test cases: each process count is started once and told case after case.
 
-`worlds[2].run("fit", output=..., ...)` calls `cases.fit(output=..., ...)` in both processes of a world of two and returns
+`worlds[2].run("fit", output=..., ...)` calls `cases.fit(output=..., ...)` in both processes of a world of two, and returns
 what each of them returned, in the order of the ranks. Every case's process count is asserted inside the child.
 """
 
@@ -40,7 +40,12 @@ class World:
         self.close()
         self.folder.mkdir(parents=True, exist_ok=True)
         port = free_port()
-        quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCEL_GEO_CACHE": str(self.cache), "PYTHONUNBUFFERED": "1"}
+        quiet = {
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "ACCEL_GEO_CACHE": str(self.cache),
+            "PYTHONUNBUFFERED": "1",
+        }
         for rank in range(self.processes):
             world = worker_environment(rank, self.processes, port) if self.processes > 1 else {}
             with open(self.log(rank), "ab") as log:
