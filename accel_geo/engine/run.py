@@ -1,6 +1,7 @@
 """A fit while it runs: where it stands, what it holds, how it is opened, resumed, saved and closed."""
 
 import copy
+import functools
 import json
 import os
 from dataclasses import asdict, dataclass, field, fields
@@ -102,6 +103,11 @@ class Run:
     skipped: bool = False
     unreadable: dict[int, str] = field(default_factory=dict)
     evaluation: Evaluation | None = None
+
+    @functools.cached_property
+    def chips(self) -> dict[str, list]:
+        """Which chips the run is made of; see `describe_data`."""
+        return describe_data(self.data)
 
     @property
     def sharded(self) -> bool:
@@ -317,7 +323,7 @@ def save(run: Run) -> None:
         training={
             **asdict(p),
             "options": run.options,
-            "data": describe_data(run.data),
+            "data": run.chips,
             "scaler": scaler.state_dict() if scaler else None,
         },
         ema=ckpt.module_state(run.ema.module) if run.ema else None,
