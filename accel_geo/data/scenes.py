@@ -138,7 +138,7 @@ def builtin(task: str, smoke: bool = False, chips: int | None = None, size: int 
         task: one of LAYOUTS: "instances" (buildings, as RCNN_Masks), "semantic" (land cover, as Classified_Tiles),
             "classification" (land use, as Imagenet).
         smoke: 8 chips of 64 pixels, whatever `size` says.
-        chips: how many chips; 200 by default.
+        chips: how many chips; 300 by default.
         size: their side in pixels of 0.4 m, at least 32.
         seed: another seed gives other scenes.
 
@@ -152,7 +152,7 @@ def builtin(task: str, smoke: bool = False, chips: int | None = None, size: int 
         )
     if smoke:
         chips, size = chips or SMOKE[0], SMOKE[1]
-    chips = 200 if chips is None else chips
+    chips = 300 if chips is None else chips
     if chips < 1 or size < 32:
         raise ValueError(f"built-in scenes need at least 1 chip of at least 32 pixels, not {chips} of {size}")
     cache = Path(os.environ.get("ACCEL_GEO_CACHE") or Path.home() / ".cache" / "accel_geo")
