@@ -1,14 +1,17 @@
 """UnetClassifier: a class for each pixel (Ronneberger et al. 2015), from a folder of chips to a published model.
 
-    python recipes/unetclassifier.py                                      # the built-in scenes, on whatever is here
-    python recipes/unetclassifier.py --data my_export                     # ArcGIS Pro "Classified Tiles", or images/ + masks/
-    python recipes/unetclassifier.py --data my_export --devices 2         # the same run on two processes of this machine
-    accelerate launch recipes/unetclassifier.py --data my_export          # as `accelerate config` says
+    python recipes/unetclassifier.py  # the built-in scenes, on whatever is here
+    python recipes/unetclassifier.py --data my_export  # ArcGIS Pro "Classified Tiles", or images/ + masks/
+    python recipes/unetclassifier.py --data my_export --devices 2  # the same run on two processes of this machine
+    accelerate launch recipes/unetclassifier.py --data my_export  # as `accelerate config` says
     accelerate launch --config_file accelerate_configs/ddp.yaml recipes/unetclassifier.py --data my_export
     torchrun --standalone --nproc-per-node 2 recipes/unetclassifier.py --data my_export
-    python recipes/unetclassifier.py --data my_export --output runs/roofs --resume    # go on after a stop or a crash
+    python recipes/unetclassifier.py --data my_export --output runs/roofs --resume  # go on after a stop or a crash
 
 The result does not depend on how many processes carry it out: --batch-size is that of all together.
+
+What to look at first, once it runs on your data: the report's pictures; then --epochs, --backbone and --weights default
+(pretrained on ImageNet), --chip-size (random crops of large chips), and --lr auto (a range test).
 """
 
 from functools import partial
@@ -21,8 +24,10 @@ parser = Parser(
     epochs=20,
     batch_size=8,
     lr=1e-3,
+    # Up over the first quarter of the steps, then down to almost nothing.
+    schedule="one_cycle",
     backbone="resnet34",
-    # The built-in scenes are small and many: a light encoder learns them on a laptop within minutes.
+    # The built-in scenes are small: light networks learn them on a laptop within minutes.
     builtin={"epochs": 10, "backbone": "resnet18"},
 )
 parser.add_argument("--class-balancing", action="store_true", help="weigh classes by their pixels (default: off)")
@@ -37,7 +42,8 @@ def main(options: Options) -> None:
 
     from accel_geo import UnetClassifier, prepare_data
 
-    # Data: read by its own format; crops, flips, quarter turns and colour changes in training.
+    # Data: recognised and read by its own format, decoded once, split by --val-split or --valid-match;
+    # crops, flips, quarter turns and colour changes in training.
     data = prepare_data(**options.for_data())
 
     # Model: an encoder from torchvision or timm, and a decoder of our own.
