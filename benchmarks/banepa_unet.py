@@ -5,8 +5,8 @@
 48 drone chips of 512 px resized to 256 (`images/`, `semantic/`), those of column 386695 held out; MobileNetV2
 pretrained on ImageNet, building against background, AdamW 1e-3, batch 4, 10 epochs. The bare script is a Dataset of
 rasterio reads with flips and a plain loop, with a constant learning rate and with the recipe's schedule; the recipe
-runs as a user runs it. Both evaluate after each epoch. `seconds` are those from after the imports to the end (for the recipe
-with its decoding, checkpoints, report and published model), `train_seconds` those of the steps with their loading.
+runs as a user runs it. Both evaluate after each epoch. `seconds` are those from after the imports to the end (for the
+recipe with its decoding, checkpoints, report and published model), `train_seconds` those of the steps with loading.
 About 9 minutes for three seeds on one quiet core. Targets: at most 0.02 below the bare script, 1.2 of its seconds.
 """
 

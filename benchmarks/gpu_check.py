@@ -6,8 +6,8 @@
 Sections, each a process of its own with its own time limit, so that one that fails or hangs costs the others nothing:
 `device` (the report), `bf16` and `fp16` (the three rows train, every loss finite), `resume` (begun on the CPU, gone on
 with on the GPU, ended on the CPU, against a run that stayed on the CPU; float32), and `speed_<row>` (full size:
-images/s and peak memory of `fit` over those of a bare loop on the same network, float32 and bf16). One GPU is enough; nothing
-here needs several. The last line sums up; the exit code is 1 where a section failed.
+images/s and peak memory of `fit` over those of a bare loop on the same network, float32 and bf16). One GPU is enough;
+nothing here needs several. The last line sums up; the exit code is 1 where a section failed.
 """
 
 import argparse
