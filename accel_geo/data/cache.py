@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from accel_geo.data.store import Decoder, Store, in_memory, open_store, write
+from accel_geo.parallel.processes import process_state
 
 MODES = ("auto", "disk", "memory", "off")
 _STARTED = time.time()
@@ -118,7 +119,8 @@ def _wait(file: Path) -> None:
             suspicious = suspicious or time.time()
             patience = _GRACE if current else _PATIENCE
             if time.time() - suspicious > patience:
-                who = f"process {values['pid']} on {values['host']} ended" if values else "no process began"
+                how = "is stopped" if values and _stopped(values) else "ended"
+                who = f"process {values['pid']} on {values['host']} {how}" if values else "no process began"
                 waited = f"waited {time.time() - begun:.0f} s for the store {file}"
                 raise ValueError(f"{waited}: {who} without finishing it; start again")
         time.sleep(0.05)
@@ -127,6 +129,8 @@ def _wait(file: Path) -> None:
 def _alive(values: dict) -> bool:
     if values["host"] != socket.gethostname():
         return True
+    if _stopped(values):
+        return False  # it may never go on
     try:
         os.kill(values["pid"], 0)
     except ProcessLookupError:
@@ -134,3 +138,7 @@ def _alive(values: dict) -> bool:
     except PermissionError:
         pass
     return True
+
+
+def _stopped(values: dict) -> bool:
+    return values["host"] == socket.gethostname() and process_state(values["pid"]) == "T"

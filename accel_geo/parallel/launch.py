@@ -1,4 +1,4 @@
-"""From a launcher's environment to an Accelerator that runs the processes asked for, or a message with the command that does.
+"""From a launcher's environment to an Accelerator that runs the processes asked for, or a message with what does.
 
 The traps answered here are those of accelerate 1.15 and torch 2.14 on machines without an accelerator.
 """
@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
 
-CPU_COUNT_LOST = """accelerate launch was asked for several processes on the CPU, but started only one: its --cpu switch and
-its MULTI_CPU type (what `accelerate config` writes here) need an MPI host file, and do not pass the count on.
+CPU_COUNT_LOST = """accelerate launch was asked for several processes on the CPU, but started only one: its --cpu switch
+and its MULTI_CPU type (what `accelerate config` writes here) need an MPI host file, and do not pass the count on.
 Start the same script with one of
     accelerate launch --config_file accelerate_configs/cpu_2proc.yaml {script}
     torchrun --standalone --nproc-per-node 2 {script}
@@ -32,8 +32,9 @@ def launched(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def check_environment(devices: int = 1, env: MutableMapping[str, str] = os.environ, script: str | None = None) -> None:
-    """Stop where a launcher silently started fewer processes than asked, several that believe to be alone, or asks
-    for what the loop cannot do. What an MPI launcher says is translated into torch's variables.
+    """Stop where a launcher started fewer processes than asked, or several that believe to be alone, or cannot be obeyed.
+
+    What an MPI launcher says is translated into torch's variables.
 
     Args:
         devices: the processes that the script itself was asked to start.
@@ -51,7 +52,7 @@ def check_environment(devices: int = 1, env: MutableMapping[str, str] = os.envir
         if devices > 1:
             raise ValueError(
                 f"--devices {devices} starts processes by itself, but a launcher already started this one "
-                f"(rank {env.get('RANK', '?')} of {env.get('WORLD_SIZE', '?')}); leave --devices out, or start it with\n"
+                f"(rank {env.get('RANK', '?')} of {env.get('WORLD_SIZE', '?')}); leave it out, or start it with\n"
                 f"    python {script}"
             )
         if not {"RANK", "WORLD_SIZE"} <= set(env):

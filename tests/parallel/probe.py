@@ -54,7 +54,9 @@ def working_threads(torch: object) -> int:
 
 
 def _ticks() -> dict[str, int]:
-    stats = {task.name: (task / "stat").read_text().rpartition(")")[2].split() for task in Path("/proc/self/task").iterdir()}
+    stats = {
+        task.name: (task / "stat").read_text().rpartition(")")[2].split() for task in Path("/proc/self/task").iterdir()
+    }
     return {name: int(fields[11]) + int(fields[12]) for name, fields in stats.items()}
 
 

@@ -1,4 +1,4 @@
-"""Every way to start several processes ends in one world of the asked size, or in a message with the command that works.
+"""Every way to start processes ends in one world of the asked size, or in a message with the command that works.
 
 The traps are those of reference measurements with accelerate 1.15 and torch 2.14 on machines without an accelerator.
 """
@@ -78,9 +78,7 @@ def test_srun_is_told_to_start_launchers():
     launch.check_environment(1, {**task, "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"})  # a launcher under srun
 
 
-@pytest.mark.parametrize(
-    "names", launch.MPI, ids=("Open MPI", "MPICH and Intel MPI", "MVAPICH")
-)
+@pytest.mark.parametrize("names", launch.MPI, ids=("Open MPI", "MPICH and Intel MPI", "MVAPICH"))
 def test_mpi_is_translated(names):
     env = dict(zip(names, ("4", "3", "1", "4")))
     launch.check_environment(1, env)

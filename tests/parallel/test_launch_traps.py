@@ -95,8 +95,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("call", ("debug_launcher(main, num_processes=2)",
-                                  "notebook_launcher(main, num_processes=2, use_port='{port}')"))  # fmt: skip
+@pytest.mark.parametrize(
+    "call", ("debug_launcher(main, num_processes=2)", "notebook_launcher(main, num_processes=2, use_port='{port}')")
+)
 def test_accelerates_launchers_in_python(tmp_path, call):
     script = tmp_path / "script.py"
     script.write_text(LAUNCHERS.format(folder=os.path.dirname(PROBE), call=call.format(port=free_port())))
@@ -124,8 +125,10 @@ def test_srun_and_stale_variables(tmp_path):
 # The configurations of the repository ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "processes", "precision"),
-                         (("single", 1, "no"), ("data_parallel", 2, "no"), ("ddp", 2, "bf16"), ("fsdp2", 2, "no")))  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "processes", "precision"),
+    (("single", 1, "no"), ("data_parallel", 2, "no"), ("ddp", 2, "bf16"), ("fsdp2", 2, "no")),
+)
 def test_configurations(tmp_path, name, processes, precision):
     done = run([*config(f"{name}.yaml"), "--num_processes", str(processes), PROBE], tmp_path).in_one_world(processes)
     assert {p["precision"] for p in done.probes} == {precision}
@@ -198,8 +201,9 @@ def answer(command: list[str], folder, answers: list[tuple[str, str]], seconds: 
     return seen
 
 
-@pytest.mark.parametrize(("machine", "count", "kind"),
-                         ((NO_TYPE, "", "NO"), (MULTI_CPU, "2", "MULTI_CPU"), (MULTI_GPU, "2", "MULTI_GPU")))  # fmt: skip
+@pytest.mark.parametrize(
+    ("machine", "count", "kind"), ((NO_TYPE, "", "NO"), (MULTI_CPU, "2", "MULTI_CPU"), (MULTI_GPU, "2", "MULTI_GPU"))
+)
 def test_the_wizard(tmp_path, machine, count, kind):
     file = tmp_path / "hf" / "accelerate" / "default_config.yaml"
     answers = [("Which type of machine", machine), ("How many processes", count), ("How many GPU", count)]

@@ -11,7 +11,8 @@ from launching import PYTHON, TORCHRUN, UNET, all_gone, config, descendants, run
 from accel_geo.data.scenes import builtin
 
 pytestmark = pytest.mark.slow
-OPTIONS = "--limit 8 --val-split 0.25 --resize-to 32 --batch-size 4 --backbone resnet18 --size small --cpu --threads 1".split()
+SMALL = "--limit 8 --val-split 0.25 --resize-to 32 --batch-size 4 --backbone resnet18 --size small"
+OPTIONS = [*SMALL.split(), "--cpu", "--threads", "1"]
 
 
 def recipe(launcher: list[str], scenes: Path, output: Path, *more: str) -> list[str]:
@@ -24,15 +25,19 @@ def steps(output: Path) -> list[dict]:
     return [record for record in map(json.loads, lines) if "loss" in record]
 
 
-@pytest.mark.parametrize(("launcher", "more", "number", "to"), (
-    (PYTHON, ["--devices", "2"], signal.SIGTERM, "supervisor"),
-    (PYTHON, ["--devices", "2"], signal.SIGUSR1, "group"),
-    (TORCHRUN, [], signal.SIGTERM, "launcher"),
-    (TORCHRUN, [], signal.SIGUSR1, "workers"),
-    ([*TORCHRUN, "--signals-to-handle", "SIGTERM,SIGUSR1"], [], signal.SIGUSR1, "launcher"),
-    (TORCHRUN, [], signal.SIGKILL, "launcher"),  # its workers notice
-    (config("cpu_2proc.yaml"), [], signal.SIGTERM, "launcher"),
-), ids=("devices", "devices-group", "torchrun", "torchrun-workers", "torchrun-usr1", "torchrun-killed", "accelerate"))  # fmt: skip
+@pytest.mark.parametrize(
+    ("launcher", "more", "number", "to"),
+    (
+        (PYTHON, ["--devices", "2"], signal.SIGTERM, "supervisor"),
+        (PYTHON, ["--devices", "2"], signal.SIGUSR1, "group"),
+        (TORCHRUN, [], signal.SIGTERM, "launcher"),
+        (TORCHRUN, [], signal.SIGUSR1, "workers"),
+        ([*TORCHRUN, "--signals-to-handle", "SIGTERM,SIGUSR1"], [], signal.SIGUSR1, "launcher"),
+        (TORCHRUN, [], signal.SIGKILL, "launcher"),  # its workers notice
+        (config("cpu_2proc.yaml"), [], signal.SIGTERM, "launcher"),
+    ),
+    ids=("devices", "devices-group", "torchrun", "torchrun-workers", "torchrun-usr1", "torchrun-killed", "accelerate"),
+)
 def test_stop_and_resume(tmp_path, monkeypatch, launcher, more, number, to):
     monkeypatch.setenv("ACCEL_GEO_CACHE", str(tmp_path / "scenes"))
     scenes, output = builtin("semantic", smoke=True), tmp_path / "run"
