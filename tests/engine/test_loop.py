@@ -240,7 +240,8 @@ def test_a_file_that_may_not_grow_while_saving(chips, tmp_path):
     said = json.loads(
         next(line for line in done.stdout.splitlines() if line.startswith("answer ")).removeprefix("answer ")
     )
-    assert said["error"] == "OSError" and "saving step 2" in said["message"] and "make room" in said["message"]
+    assert said["error"] == "OSError", said
+    assert "saving step 2" in said["message"] and "make room" in said["message"]
     assert not list((tmp_path / "run/checkpoints").iterdir())
 
 
