@@ -32,7 +32,7 @@ def launched(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def check_environment(devices: int = 1, env: MutableMapping[str, str] = os.environ, script: str | None = None) -> None:
-    """Stop where a launcher started fewer processes than asked, or several that believe to be alone, or cannot be obeyed.
+    """Stop where a launcher started fewer processes than asked, several that each feel alone, or asks too much.
 
     What an MPI launcher says is translated into torch's variables.
 
@@ -84,7 +84,7 @@ def _check_features(env: Mapping[str, str]) -> None:
     if _true(env, "ACCELERATE_USE_DEEPSPEED"):
         raise ValueError(
             "DeepSpeed takes over the optimizer, the loss scaling and the checkpoint, which this loop keeps itself (it "
-            "promises the same run on any device count); use accelerate_configs/ddp.yaml, or fsdp2.yaml to shard the model"
+            "promises the same run on any device count); use accelerate_configs/ddp.yaml, or fsdp2.yaml to shard"
         )
     for name in ("MEGATRON_LM", "PARALLELISM_CONFIG"):
         if _true(env, f"ACCELERATE_USE_{name}"):
@@ -177,7 +177,7 @@ def start(
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         raise ValueError(
             f"{local} processes on this machine, but {torch.cuda.device_count()} GPU(s)"
-            f"{'' if visible is None else f' (CUDA_VISIBLE_DEVICES={visible})'}; start as many processes as GPUs, or add --cpu"
+            f"{'' if visible is None else f' (CUDA_VISIBLE_DEVICES={visible})'}; start one process for each, or add --cpu"
         )
     precision = precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision == "fp16" and on_cpu:

@@ -1,4 +1,4 @@
-"""Several processes on one machine without a launcher: `--devices N` on the command line and `fit(devices=N)` in a script.
+"""Several processes on one machine without a launcher: `--devices N` of a recipe and `fit(devices=N)` in a script.
 
 The supervisor starts the workers, passes signals on, and ends all of them as soon as one fails, naming it.
 """
@@ -105,29 +105,31 @@ def _supervise(start: Callable[[int], Worker], devices: int) -> tuple[int, int] 
 
 def _wait(workers: list[Worker]) -> tuple[int, int] | None:
     failed: tuple[int, int] | None = None
-    deadline, next_look, stopped = math.inf, 0.0, dict.fromkeys(range(len(workers)), 0)
-    while None in (codes := [worker.poll() for worker in workers]) and time.monotonic() < deadline:
-        if failed is None and time.monotonic() >= next_look:
-            next_look = time.monotonic() + LOOK
-            for rank, worker in enumerate(workers):
-                stopped[rank] = stopped[rank] + 1 if process_state(worker.pid) == "T" else 0
-                if failed is None and stopped[rank] >= STOPPED_LOOKS:
-                    failed = rank, -signal.SIGSTOP
+    deadline, next_look, stopped = math.inf, 0.0, [0] * len(workers)
+    while True:
+        codes = [worker.poll() for worker in workers]
         if failed is None and any(codes):
             # A killed worker takes its peers along within moments: name the killed one, not whoever was seen first.
             time.sleep(0.3)
             codes = [worker.poll() for worker in workers]
-        failed = failed or _worst(codes)
+            failed = _worst(codes)
+        elif failed is None and time.monotonic() >= next_look:
+            next_look = time.monotonic() + LOOK
+            stopped = [n + 1 if process_state(w.pid) == "T" else 0 for n, w in zip(stopped, workers)]
+            failed = next(((rank, -signal.SIGSTOP) for rank, n in enumerate(stopped) if n >= STOPPED_LOOKS), None)
         if failed is not None and deadline == math.inf:
-            rank, code = failed
-            how = f"ended with exit code {code}"
-            if code < 0:
-                how = f"{'is stopped' if code == -signal.SIGSTOP else 'was killed'} by {signal.Signals(-code).name}"
-            _tell(f"rank {rank} (process {workers[rank].pid}) {how}; the other processes end too")
             deadline = time.monotonic() + GRACE
+            _tell(f"rank {failed[0]} (process {workers[failed[0]].pid}) {_how(failed[1])}; the other processes end too")
             _send(workers, signal.SIGTERM)
+        if None not in codes or time.monotonic() > deadline:
+            return failed
         time.sleep(0.05)
-    return failed or _worst(codes)
+
+
+def _how(code: int) -> str:
+    if code > 0:
+        return f"ended with exit code {code}"
+    return f"{'is stopped' if code == -signal.SIGSTOP else 'was killed'} by {signal.Signals(-code).name}"
 
 
 def _worst(codes: list[int | None]) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""A watch over the processes of a run: one that is stopped or gone ends all, by name, instead of a wait for the timeout.
+"""A watch over the processes of a run: one that is stopped or gone ends all, by name, without a wait for the timeout.
 
 Each process beats in the run's key-value store and looks at the others. What counts is how often this process itself
 looked meanwhile, not the clock: a run that is suspended and continued as a whole is not mistaken for a dead one.

@@ -53,6 +53,7 @@ def script(folder: Path, text: str) -> list[str]:
     return [*PYTHON, str(folder / "script.py"), str(folder / "chips")]
 
 
+@pytest.mark.slow
 def test_two_devices_give_the_weights_of_one(tmp_path, chips):
     done = run(script(tmp_path, GUARDED), tmp_path)
     assert done.code == 0, done.errors
