@@ -378,7 +378,8 @@ def _explain(error: Exception) -> str:
     text = str(error)
     lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "timed out")
     if isinstance(error, RuntimeError) and any(sign in text for sign in lost):
-        return f"another process of this run has ended or hangs; its own message tells why. Go on with --resume. ({text.splitlines()[0]})"
+        reason = text.splitlines()[0]
+        return f"another process of this run has ended or hangs; its own message tells why. Go on with --resume. ({reason})"
     if isinstance(error, RuntimeError) and "out of memory" not in text and "exit code" not in text:
         import traceback
 

@@ -28,7 +28,7 @@ parser = Parser(
     schedule="one_cycle",
     backbone="resnet34",
     # The built-in scenes are small: light networks learn them on a laptop within minutes.
-    builtin={"epochs": 10, "backbone": "resnet18"},
+    builtin={"epochs": 20, "lr": 3e-3, "backbone": "resnet18"},
 )
 parser.add_argument("--class-balancing", action="store_true", help="weigh classes by their pixels (default: off)")
 parser.add_argument(

@@ -65,7 +65,9 @@ def test_out_of_memory_says_where_and_what_shrinks_it(data: GeoData, monkeypatch
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(model, "normalize", exhausted)
-    with pytest.raises(RuntimeError, match=r"step 1 .*3 samples of \(3, 64, 64\).*--batch-size.*--accumulate.*--precision"):
+    with pytest.raises(
+        RuntimeError, match=r"step 1 .*3 samples of \(3, 64, 64\).*--batch-size.*--accumulate.*--precision"
+    ):
         fit(model)
 
 
@@ -84,7 +86,9 @@ def test_the_published_model_is_the_best_and_memory_holds_the_last(data: GeoData
     best = json.loads((tmp_path / "checkpoints/best/training.json").read_text())["step"]
     assert best == 2 * (1 + metrics.index(max(metrics))) < 6
     published, last = load_file(tmp_path / "model/model.safetensors"), model.state_dict()
-    assert torch.equal(published["head.weight"], load_file(tmp_path / f"checkpoints/step-{best}/model.safetensors")["head.weight"])
+    assert torch.equal(
+        published["head.weight"], load_file(tmp_path / f"checkpoints/step-{best}/model.safetensors")["head.weight"]
+    )
     assert not torch.equal(published["head.weight"], last["head.weight"])
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["best", f"step-{best}", "step-6"]
 
@@ -104,7 +108,7 @@ def test_the_moving_average_is_evaluated_and_published(data: GeoData, tmp_path: 
 def test_the_report_is_one_page_with_pictures(data: GeoData, tmp_path: Path) -> None:
     fit(small(data), optimizer=partial(torch.optim.SGD, momentum=0.9), output=tmp_path)
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<img") >= 3 and "src=\"data:image/png" in page and "http" not in page.replace("http-equiv", "")
+    assert page.count("<img") >= 3 and 'src="data:image/png' in page and "http" not in page.replace("http-equiv", "")
     assert "SGD(momentum=0.9)" in page
     assert "miou" in (tmp_path / "log.txt").read_text()
 
@@ -142,7 +146,9 @@ def test_a_frozen_backbone_stays_and_the_rest_trains(data: GeoData) -> None:
     assert not torch.equal(before["head.weight"], after["head.weight"])
     model.unfreeze()
     fit(model)
-    assert not torch.equal(before["backbone.layer1.0.bn1.running_mean"], model.state_dict()["backbone.layer1.0.bn1.running_mean"])
+    assert not torch.equal(
+        before["backbone.layer1.0.bn1.running_mean"], model.state_dict()["backbone.layer1.0.bn1.running_mean"]
+    )
 
 
 def test_all_frozen_is_refused(data: GeoData) -> None:
