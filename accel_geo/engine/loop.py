@@ -33,7 +33,7 @@ from accel_geo.engine.step import NonFiniteLoss, StepResult, training_step
 from accel_geo.parallel import launch, order
 from accel_geo.parallel.batch_norm import convert
 from accel_geo.parallel.reduction import world_size
-from accel_geo.parallel.watch import Watch
+from accel_geo.parallel.watch import watching
 
 UNREADABLE_SHARE = 0.05  # of the training chips; more than this stops the run
 
@@ -288,25 +288,21 @@ def fit(
         tracker=tracker,
         project_dir=output and str(output),
     )
-    watch = Watch() if world_size() > 1 else None
     folder = RunFolder(output, model.history if output is None else None)
-    try:
-        if watch:
-            watch.start()
-        run = open_run(model, data, accelerator, folder, options, optimizer, resume)
-        if tracker:
-            accelerator.init_trackers("tracker", config={k: v for k, v in options.items() if v is not None})
-        if not run.progress.done:
-            train(run)
-        close_run(run)
-        return folder.history
-    finally:
-        folder.release()
-        for finished in accelerator.trackers:
-            finished.finish()
-        accelerator.free_memory()
-        if watch:
-            watch.stop()
+    with watching():
+        try:
+            run = open_run(model, data, accelerator, folder, options, optimizer, resume)
+            if tracker:
+                accelerator.init_trackers("tracker", config={k: v for k, v in options.items() if v is not None})
+            if not run.progress.done:
+                train(run)
+            close_run(run)
+            return folder.history
+        finally:
+            folder.release()
+            for finished in accelerator.trackers:
+                finished.finish()
+            accelerator.free_memory()
 
 
 def _check_options(options: dict, data: object) -> None:
@@ -357,15 +353,16 @@ def lr_find(
     convert(model)
     seed = data.seed if seed is None else seed
     try:
-        return find_lr(
-            model,
-            data,
-            accelerator,
-            optimizer,
-            batch_size=batch_size,
-            accumulate=accumulate,
-            seed=seed,
-            dtype=DTYPES[dtype],
-        )
+        with watching():
+            return find_lr(
+                model,
+                data,
+                accelerator,
+                optimizer,
+                batch_size=batch_size,
+                accumulate=accumulate,
+                seed=seed,
+                dtype=DTYPES[dtype],
+            )
     finally:
         accelerator.free_memory()

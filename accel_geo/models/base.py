@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,10 +132,12 @@ class GeoModel(nn.Module, metaclass=_Seeded):
             distributed: share the chips over all processes of a launched run; collective. Else this process does all.
         """
         from accel_geo.engine.evaluation import evaluate
+        from accel_geo.parallel.watch import watching
 
         data = data or self._data("evaluate")
         device = next(self.parameters()).device
-        return evaluate(self, data.valid, data.task, device=device, distributed=distributed).metrics
+        with watching() if distributed else nullcontext():
+            return evaluate(self, data.valid, data.task, device=device, distributed=distributed).metrics
 
     @torch.no_grad()
     def predict(self, source: "str | os.PathLike | Tensor | Sequence") -> "dict | list[dict]":

@@ -17,6 +17,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from accel_geo.parallel.processes import launcher, process_state
+from accel_geo.parallel.reduction import world_size
 
 INTERVAL = 4.0  # seconds between looks
 STOPPED_LOOKS = 4  # looks in a row that see a process of this machine stopped or gone
@@ -116,6 +117,20 @@ class Watch(threading.Thread):
 
     def _say(self, text: str) -> None:
         print(f"accel_geo: {text}.", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def watching() -> Iterator[None]:
+    """Watch over the processes of the run during collective work; alone, there is nothing to watch."""
+    if world_size() == 1:
+        yield
+        return
+    watch = Watch()
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.stop()
 
 
 def _connect() -> dist.TCPStore | None:
