@@ -20,10 +20,12 @@ class Evaluation:
     Attributes:
         metrics: values, lists per class, None where undefined; the same on all processes.
         records: one JSON-able record for each chip in order of image_id; empty on processes other than the main one.
+        unreadable: problems by image_id of chips that could not be read and count in no metric.
     """
 
     metrics: dict[str, object]
     records: list[dict]
+    unreadable: dict[int, str]
 
 
 class _Chunks:
@@ -69,18 +71,21 @@ def evaluate(
     training = module.training
     module.eval()
     files = dict(zip(chips.ids, chips.files))
-    records = []
+    records, unreadable = [], []
     try:
         for images, targets in Loader(chips, sampler, device, dtype, min(workers, len(sampler))):
             with autocast() if autocast else torch.no_grad():
                 predictions = module(images)
             for prediction, target in zip(predictions, targets, strict=True):
                 file = files[target["image_id"]]
+                if target.get("problem"):
+                    unreadable.append([target["image_id"], target["problem"]])
                 records.append(task.record(chips.spec, _to_cpu(prediction), _to_cpu(target), file))
     finally:
         module.train(training)
     if share:
-        records = [record for part in gather_json(records) for record in part]
+        gathered = gather_json([records, unreadable])
+        records, unreadable = ([item for part in gathered for item in part[which]] for which in (0, 1))
     metrics = None
     if is_main() or not distributed:
         records.sort(key=lambda record: record["image_id"])
@@ -89,7 +94,7 @@ def evaluate(
     if distributed:
         metrics = broadcast_json(metrics)
         records = records if is_main() else []
-    return Evaluation(metrics, records)
+    return Evaluation(metrics, records, dict(sorted(unreadable)))
 
 
 def _to_cpu(values: dict) -> dict:

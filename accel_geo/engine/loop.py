@@ -147,10 +147,11 @@ def count_unreadable(run: Run, unreadable: list[tuple[int, str]]) -> None:
         if image_id not in run.unreadable:
             run.unreadable[image_id] = problem
             run.folder.say(f"unreadable chip, counts zero: {problem}")
-    if len(run.unreadable) > UNREADABLE_SHARE * len(run.data.train):
+    training = [problem for image_id, problem in run.unreadable.items() if image_id in run.trained_ids]
+    if len(training) > UNREADABLE_SHARE * len(run.data.train):
         raise ValueError(
-            f"{len(run.unreadable)} of {len(run.data.train)} training chips cannot be read, more than {UNREADABLE_SHARE:.0%}; "
-            f"mend or remove them, such as {next(iter(run.unreadable.values()))}"
+            f"{len(training)} of {len(run.data.train)} training chips cannot be read, more than {UNREADABLE_SHARE:.0%}; "
+            f"mend or remove them, such as {training[0]}"
         )
 
 
@@ -172,6 +173,10 @@ def evaluate_and_decide(run: Run) -> bool:
         workers=run.data.num_workers,
     )
     metrics, seconds = run.evaluation.metrics, time.perf_counter() - begin
+    for image_id, problem in run.evaluation.unreadable.items():
+        if image_id not in run.unreadable:
+            run.unreadable[image_id] = problem
+            run.folder.say(f"unreadable chip, counts in no metric: {problem}")
     machine = {"processes": world_size(), "seconds": round(seconds, 4)}
     machine |= launch.device_load(run.accelerator.device, utilisation=True)
     run.folder.append({"fit": p.fit, "epoch": p.epoch, "step": p.step, "valid": metrics, "machine": machine})

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -113,6 +114,11 @@ class Run:
     def sharded(self) -> bool:
         """The parameters are spread over the processes."""
         return self.module is not self.model
+
+    @cached_property
+    def trained_ids(self) -> set[int]:
+        """The image_ids of the training chips."""
+        return set(self.data.train.ids)
 
     @property
     def evaluated_module(self) -> nn.Module:

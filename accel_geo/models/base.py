@@ -137,7 +137,10 @@ class GeoModel(nn.Module, metaclass=_Seeded):
         data = data or self._data("evaluate")
         device = next(self.parameters()).device
         with watching() if distributed else nullcontext():
-            return evaluate(self, data.valid, data.task, device=device, distributed=distributed).metrics
+            found = evaluate(self, data.valid, data.task, device=device, distributed=distributed)
+        if found.unreadable and (is_main() or not distributed):
+            print("unreadable chips, which count in no metric:", *found.unreadable.values(), sep="\n  ", flush=True)
+        return found.metrics
 
     @torch.no_grad()
     def predict(self, source: "str | os.PathLike | Tensor | Sequence") -> "dict | list[dict]":
