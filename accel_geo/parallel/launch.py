@@ -3,6 +3,8 @@
 The traps answered here are those of accelerate 1.15 and torch 2.14 on machines without an accelerator.
 """
 
+import contextlib
+import ctypes
 import os
 import shlex
 import socket
@@ -212,10 +214,23 @@ def start(
             f"    torchrun --standalone --nproc-per-node {expected} {_command()}"
         )
     if on_cpu:
+        _keep_freed_memory()
         torch.set_num_threads(threads or max(1, available_cores() // local))
     elif threads:
         torch.set_num_threads(threads)
     return accelerator
+
+
+def _keep_freed_memory() -> None:
+    """Keep glibc from handing the memory of each training step back to the system, only to fault it in again.
+
+    Where all tensors of a step lie at the top of the heap, that costs up to a quarter of a small step.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # names of mallopt(3)
+    with contextlib.suppress(OSError, AttributeError):  # another C library has no such function, and no such habit
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(trim_threshold, 1 << 30)
+        libc.mallopt(mmap_threshold, 32 << 20)  # the most it takes
 
 
 def sharding_asked(env: Mapping[str, str] = os.environ) -> bool:

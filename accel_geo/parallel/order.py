@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from accel_geo.parallel.keys import fold, generator
+from accel_geo.parallel.keys import folding, generator
 
 
 class Request(NamedTuple):
@@ -123,11 +123,12 @@ class EpochOrder:
 
     def __iter__(self) -> Iterator[list[Request]]:
         epoch = self.epoch
+        key = folding(self.seed, self.fit, epoch)
         for batch in self.batches(epoch)[self.batch :]:
             pad = self.padded_size(batch)
             for part in cut(len(batch), self.accumulate):
                 mine = batch[part][cut(part.stop - part.start, self.processes)[self.rank]]
-                yield [Request(i, fold(self.seed, self.fit, epoch, self.ids[i], 0), pad) for i in mine]
+                yield [Request(i, key(self.ids[i], 0), pad) for i in mine]
 
     def padded_size(self, batch: list[int]) -> tuple[int, int] | None:
         """Return the size that a whole global batch is padded to, or None where all sizes agree."""
