@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from accel_geo.engine import checkpoint as ckpt
-from accel_geo.engine.run_folder import write_atomically
 from accel_geo.parallel.order import Request
+from accel_geo.report.page import write_atomically
 
 PICTURES = 6  # chips of the validation split that the report shows
 

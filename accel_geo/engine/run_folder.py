@@ -12,6 +12,7 @@ from pathlib import Path
 
 from accel_geo.parallel.reduction import broadcast_json, is_main
 from accel_geo.parallel.watch import process_state
+from accel_geo.report.page import write_atomically
 
 STALE = 600.0  # seconds after which a lock of another machine, refreshed at every save, counts as left behind
 
@@ -43,19 +44,6 @@ def collectively(action: object) -> object:
     if "os_error" in outcome:
         raise OSError(outcome["number"], outcome["os_error"])
     return outcome["result"]
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that it is either the old or the new one, never a part."""
-    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class RunFolder:
@@ -210,17 +198,6 @@ class RunFolder:
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
         self._lines = open(path, "a", encoding="utf-8")
         return kept
-
-
-def read_history(path: str | os.PathLike) -> list[dict]:
-    """Read the whole lines of a run's history.jsonl."""
-    records = []
-    for line in (Path(path) / "history.jsonl").read_text(encoding="utf-8").splitlines():
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            break  # the torn last line of a run that was cut off
-    return records
 
 
 def _start_time(pid: int) -> str | None:

@@ -122,6 +122,12 @@ def write_report(
         problems=list(problems),
     )
     path = Path(path)
+    write_atomically(path, text)
+    return path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file so that it is either the old or the new one, never a part."""
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
@@ -131,7 +137,6 @@ def write_report(
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    return path
 
 
 def report_run(

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from accel_geo.engine.run_folder import STALE, RunFolder, read_history, write_atomically
+from accel_geo.engine.run_folder import STALE, RunFolder
+from accel_geo.report.page import read_history, write_atomically
 
 
 def test_a_folder_is_made_locked_and_unlocked(tmp_path):
@@ -113,14 +114,15 @@ def test_history_is_flushed_line_by_line_and_cut(tmp_path):
     folder.release()
     with open(tmp_path / "history.jsonl", "a") as file:
         file.write('{"step": 4, "lo')
-    assert [line["step"] for line in read_history(tmp_path)] == [1, 2, 3]
+    assert [line["step"] for line in read_history(tmp_path / "history.jsonl")] == [1, 2, 3]
     folder = RunFolder(tmp_path)
     folder.acquire(allow_existing=True)
     folder.cut_history(2)
     folder.append({"step": 3, "loss": 0.2})
     folder.release()
-    assert [(line["step"], line["loss"]) for line in read_history(tmp_path)] == [(1, 0.1), (2, 0.1), (3, 0.2)]
-    assert folder.history == read_history(tmp_path)
+    lines = read_history(tmp_path / "history.jsonl")
+    assert [(line["step"], line["loss"]) for line in lines] == [(1, 0.1), (2, 0.1), (3, 0.2)]
+    assert folder.history == lines
 
 
 def test_a_history_that_cannot_be_written_is_noted_and_raised_when_asked(tmp_path):
