@@ -27,7 +27,8 @@ from torch.utils.data import Subset
 
 from accel_geo import FeatureClassifier
 from accel_geo.models.base import GeoModel
-from accel_geo.nn.losses import pixel_cross_entropy
+from accel_geo.nn.losses import pixel_count, pixel_cross_entropy
+from accel_geo.parallel import launch
 from accel_geo.parallel.batch_norm import convert
 from accel_geo.parallel.reduction import Loss
 from accel_geo.parallel.supervise import run_workers
@@ -55,6 +56,9 @@ class PlainUnet(GeoModel):
         self.decoder = nn.ModuleList(up)
         self.head = nn.Conv2d(inputs, 1 + len(self.spec.classes), 1)
 
+    def loss_counts(self, targets: list[dict]) -> dict[str, float]:
+        return {"cross_entropy": sum(float(pixel_count(target["mask"])) for target in targets)}
+
     def forward(self, images: Tensor, targets: list[dict] | None = None) -> dict[str, Loss] | list[dict]:
         x, skips = self.normalize(images), []
         for block in self.backbone:
@@ -78,6 +82,7 @@ def _block(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 def work(kind: str, network: str, steps: int, folder: Path) -> None:
     """One process of a world: train, and let rank 0 write what a step took."""
     torch.set_num_threads(1)
+    launch._keep_freed_memory()  # as fit does: else the bare loops would also pay for page faults
     if network == "unet":
         data = memory_data("semantic", 128, BATCH)
         model = PlainUnet(data)

@@ -1,14 +1,16 @@
 """One optimizer step on one global batch: forward, reduce, backward, clip, step."""
 
 import contextlib
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from accel_geo.engine.batches import Batch
-from accel_geo.parallel.reduction import Loss, gather_json, sum_over_processes, world_size
+from accel_geo.parallel.reduction import Loss, begin_sum, gather_json, world_size
 
 Figure = float | Tensor
 
@@ -59,24 +61,32 @@ def training_step(
         FloatingPointError: a term is not finite; on all processes, before the weights change.
     """
     optimizer.zero_grad()
-    known = _counts_of_batch(module, parts)
+    known = _begin_counts(module, parts)  # on its way while the forward pass runs
     unreadable = [(t["image_id"], t["problem"]) for _, targets in parts for t in targets if t.get("problem")]
     losses: dict[str, Loss] = {}
-    sums: list[list[Figure]] = []
+    rows: list[tuple[Callable[[], list[Figure]], list[Figure]]] = []
     for number, (images, targets) in enumerate(parts):
         last = number == len(parts) - 1
         hold = contextlib.nullcontext() if last or not hasattr(wrapped, "no_sync") else wrapped.no_sync()
         with hold:
             with accelerator.autocast():
                 losses = wrapped(images, targets)
-            totals, counts, flags = _reduce(losses, [float(stop), float(len(unreadable))])
+            row = _begin_sum(losses, [float(stop), float(len(unreadable))])
             share = shares[number] / sum(shares)
-            weights = [_weight(count, share, (known or {}).get(name)) for name, count in zip(losses, counts)]
+            whole = known() if known else {}
+            if all(name in whole for name in losses):
+                weights = [_weight(whole[name], 1.0) for name in losses]
+            else:
+                counts = row()[len(losses) : 2 * len(losses)]
+                shared = [(whole[name], 1.0) if name in whole else (count, share) for name, count in zip(losses, counts)]
+                weights = [_weight(count, part) for count, part in shared]
             # DDP averages gradients over the processes, hence the factor.
             first, *others = [term.total * (w * world_size()) for term, w in zip(losses.values(), weights)]
             accelerator.backward(sum(others, first))
-            sums.append([total * weight for total, weight in zip(totals, weights)])
-    # Read only now, so that a GPU was not kept waiting between the forward and the backward pass.
+            rows.append((row, weights))
+    # Read only now, so that nobody was kept waiting between the forward and the backward pass.
+    sums = [[total * weight for total, weight in zip(row(), weights)] for row, weights in rows]
+    flags = rows[-1][0]()[-2:]
     *terms, stopping, unread = _read([*map(sum, zip(*sums)), *flags])
     values = dict(zip(losses, terms))
     if not all(map(math.isfinite, values.values())):
@@ -95,31 +105,28 @@ def training_step(
     return StepResult(values, bool(stopping), everyone)
 
 
-def _weight(count: Figure, share: float, known: float | None) -> Figure:
+def _weight(count: Figure, share: float) -> Figure:
     """Return what a term's total is multiplied by: its share over its count; nothing counted, nothing trained."""
-    if known is not None:  # the whole batch's
-        count, share = known, 1.0
     if isinstance(count, Tensor):
         return torch.where(count > 0, share / count, 0.0)
     return share / count if count > 0 else 0.0
 
 
-def _reduce(losses: dict[str, Loss], flags: list[float]) -> tuple[list[Figure], list[Figure], list[Figure]]:
-    """Sum totals, counts and flags over all processes: one small all-reduce, in float64 where the device has it.
+def _begin_sum(losses: dict[str, Loss], flags: list[float]) -> Callable[[], list[Figure]]:
+    """Begin to sum totals, counts and flags over all processes: one small all-reduce, in float64 where there is one.
 
-    The figures are numbers on the CPU, where they are at hand, and tensors elsewhere, where reading them would wait.
+    Returns:
+        A function that waits and returns them in this order: numbers on the CPU, where they are at hand, and tensors
+        elsewhere, where reading them would wait.
     """
     device = next(iter(losses.values())).total.device
     row = [loss.total for loss in losses.values()] + [loss.count for loss in losses.values()] + flags
     if device.type == "cpu" and world_size() == 1:
         figures = [float(x.detach()) if isinstance(x, Tensor) else float(x) for x in row]
-    else:
-        wide = torch.float32 if device.type == "mps" else torch.float64
-        row = [torch.as_tensor(x, dtype=wide, device=device).detach().reshape(()) for x in row]
-        summed = sum_over_processes(torch.stack(row))
-        figures = summed.tolist() if device.type == "cpu" else list(summed.unbind())
-    terms = len(losses)
-    return figures[:terms], figures[terms : 2 * terms], figures[2 * terms :]
+        return lambda: figures
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    summed = begin_sum(torch.stack([torch.as_tensor(x, dtype=wide, device=device).detach().reshape(()) for x in row]))
+    return functools.cache(lambda: summed().tolist() if device.type == "cpu" else list(summed().unbind()))
 
 
 def _read(figures: list[Figure]) -> list[float]:
@@ -127,16 +134,19 @@ def _read(figures: list[Figure]) -> list[float]:
     return torch.stack(figures).tolist() if isinstance(figures[0], Tensor) else figures
 
 
-def _counts_of_batch(module: nn.Module, parts: list[Batch]) -> dict[str, float] | None:
-    """Return the counts of the whole global batch, where there are several parts and the network can tell them."""
-    if len(parts) == 1 or not hasattr(module, "loss_counts"):
+def _begin_counts(module: nn.Module, parts: list[Batch]) -> Callable[[], dict[str, float]] | None:
+    """Begin to count for the whole global batch, where the network can tell the counts from the targets.
+
+    With one part on one process the forward pass tells them as well, and nothing is gained.
+    """
+    if not hasattr(module, "loss_counts") or (len(parts) == 1 and (world_size() == 1 or parts[0][0].device.type != "cpu")):
         return None
     counts = module.loss_counts([target for _, targets in parts for target in targets])
     if counts is None:
         return None
-    device = parts[0][0].device
-    row = torch.tensor([float(v) for v in counts.values()], dtype=torch.float64).to(device)
-    return dict(zip(counts, sum_over_processes(row).tolist()))
+    row = torch.tensor([float(v) for v in counts.values()], dtype=torch.float64).to(parts[0][0].device)
+    summed = begin_sum(row)
+    return functools.cache(lambda: dict(zip(counts, summed().tolist())))
 
 
 def _refuse(parts: list[Batch], values: dict[str, float]) -> None:

@@ -1,6 +1,7 @@
 """Sums over all processes: the only way in which figures of one process meet those of another."""
 
 import json
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +57,19 @@ def sum_over_processes(x: Tensor) -> Tensor:
     if world_size() > 1:
         dist.all_reduce(x)
     return x
+
+
+def begin_sum(x: Tensor) -> Callable[[], Tensor]:
+    """Begin to sum a tensor over all processes, in place and without gradient; the result waits for the sum."""
+    if world_size() == 1:
+        return lambda: x
+    work = dist.all_reduce(x, async_op=True)
+
+    def wait() -> Tensor:
+        work.wait()
+        return x
+
+    return wait
 
 
 def global_sum(x: Tensor) -> Tensor:
