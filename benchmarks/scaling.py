@@ -82,7 +82,7 @@ def _block(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 def work(kind: str, network: str, steps: int, folder: Path) -> None:
     """One process of a world: train, and let rank 0 write what a step took."""
     torch.set_num_threads(1)
-    launch._keep_freed_memory()  # as fit does: else the bare loops would also pay for page faults
+    launch.keep_freed_memory()  # as fit does: else the bare loops would also pay for page faults
     if network == "unet":
         data = memory_data("semantic", 128, BATCH)
         model = PlainUnet(data)

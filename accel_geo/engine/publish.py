@@ -84,23 +84,14 @@ def table_text(data: object, metrics: dict) -> str:
     )
 
 
-@torch.no_grad()
 def result_pictures(model: torch.nn.Module, data: object, count: int) -> list[tuple[str, bytes]]:
     """Return pictures of validation chips, truth beside prediction, as (caption, PNG); chips with objects come first."""
-    training = model.training
-    model.eval()
-    parameter = next(model.parameters())
     pictures = []
-    try:
-        for index in interesting(data.valid, count):
-            sample = data.valid[Request(index)]
-            image = sample.pop("image")
-            prediction = model(image[None].to(parameter.device, parameter.dtype))[0]
-            prediction = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in prediction.items()}
-            name = data.file(sample["image_id"])
-            pictures.append((name, data.task.picture(data.spec, image, sample, prediction, name)))
-    finally:
-        model.train(training)
+    for index in interesting(data.valid, count):
+        sample = data.valid[Request(index)]
+        image = sample.pop("image")
+        name = data.file(sample["image_id"])
+        pictures.append((name, data.task.picture(data.spec, image, sample, model.predict(image), name)))
     return pictures
 
 

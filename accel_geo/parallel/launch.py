@@ -214,14 +214,14 @@ def start(
             f"    torchrun --standalone --nproc-per-node {expected} {_command()}"
         )
     if on_cpu:
-        _keep_freed_memory()
+        keep_freed_memory()
         torch.set_num_threads(threads or max(1, available_cores() // local))
     elif threads:
         torch.set_num_threads(threads)
     return accelerator
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Keep glibc from handing the memory of each training step back to the system, only to fault it in again.
 
     Where all tensors of a step lie at the top of the heap, that costs up to a quarter of a small step.
