@@ -13,7 +13,7 @@ import numpy as np
 from accel_geo.data import formats, splits
 from accel_geo.data import transforms as presets
 from accel_geo.data.cache import MODES
-from accel_geo.data.chips import Chips
+from accel_geo.data.chips import Chips, Part
 from accel_geo.data.classes import ClassChoice, Classes, choose
 from accel_geo.data.formats.rows import some
 from accel_geo.data.source import Source, open_source
@@ -214,11 +214,7 @@ def prepare_data(
     made = [
         Chips(
             spec,
-            source.store,
-            positions,
-            ids=[source.first_id + position for position in positions],
-            files=[source.names[position] for position in positions],
-            index_of=chosen.index_of,
+            [Part(source.store, positions, source.first_id, source.names, chosen.index_of)],
             transform=_transform(transforms, kind, spec, crop) if training else kind.transforms(spec, False, crop),
             training=training,
             chip_size=crop if training else None,

@@ -39,4 +39,4 @@ def read_image(path: str | os.PathLike, spec: DataSpec) -> Tensor:
         ) from None
     if spec.resize_to:
         pixels = resize_pixels(pixels, spec.resize_to)
-    return torch.from_numpy(spec.scale(pixels.values, pixels.missing))
+    return torch.from_numpy(spec.scaled(pixels.values, pixels.missing))

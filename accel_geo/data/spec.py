@@ -1,7 +1,7 @@
 """DataSpec: what a model needs to know of its data, small enough for JSON."""
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 
 import numpy as np
 
@@ -13,7 +13,7 @@ class DataSpec:
     """The summary of a data set that a model is built from and stored with.
 
     Attributes:
-        task: name of the task, "classification", "semantic" or "instances".
+        task: name of the task, such as "semantic".
         classes: the K class names, never background.
         class_values: value on disk of each class; class i has index i + 1 in masks and labels.
         bands: names of the chosen bands, C of them.
@@ -29,6 +29,8 @@ class DataSpec:
         resize_to: (H, W) that each chip is resized to before anything else.
         nodata: pixel value that means "no data" in the files; NaN always does.
         map_space: imagery seen from above in map orientation, which may be turned and mirrored at will.
+        scale: how many times finer the sharp image is than the one that networks see (super-resolution).
+        isthing: whether objects of a class are counted one by one, for each class (panoptic).
     """
 
     task: str
@@ -47,8 +49,10 @@ class DataSpec:
     resize_to: tuple[int, int] | None = None
     nodata: float | None = None
     map_space: bool = True
+    scale: int = 1
+    isthing: tuple[bool, ...] = ()
 
-    def scale(self, pixels: np.ndarray, missing: np.ndarray | None = None) -> np.ndarray:
+    def scaled(self, pixels: np.ndarray, missing: np.ndarray | None = None) -> np.ndarray:
         """Scale pixels [C, H, W] of the chosen bands to the float32 image that networks see.
 
         Args:
@@ -79,10 +83,13 @@ class DataSpec:
             ValueError: a key is missing or unknown, or a value has another kind than expected.
         """
         known = {field.name for field in fields(cls)}
-        if not isinstance(values, dict) or set(values) != known:
+        needed = {
+            field.name for field in fields(cls) if field.default is MISSING
+        }  # models saved before a field existed
+        if not isinstance(values, dict) or not needed <= set(values) <= known:
             found = set(values) if isinstance(values, dict) else set()
             raise ValueError(
-                f"this is no DataSpec: missing {sorted(known - found) or 'nothing'}, unknown "
+                f"this is no DataSpec: missing {sorted(needed - found) or 'nothing'}, unknown "
                 f"{sorted(map(str, found - known)) or 'nothing'}; it is written by a model's save()"
             )
         spec = cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})

@@ -7,7 +7,7 @@ on the files and on what shapes their pixels, and on neither classes nor splits,
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from accel_geo.data import labels as label_codec
 from accel_geo.data.formats.rows import Rows
-from accel_geo.data.labels import Label
+from accel_geo.data.labels import KINDS, Label, Place
 from accel_geo.data.pixels import Bands, Pixels, read_error, read_pixels, resize_pixels
 from accel_geo.data.statistics import Moments, chip_moments
 
-VERSION = 1  # raise it whenever the meaning of a column changes: older stores are then left alone
+VERSION = 2  # raise it whenever the meaning of a column changes: older stores are then left alone
 _BLOCK = 64  # chips in a record batch
 _MOST_UNREADABLE = 0.05
 
@@ -33,7 +32,9 @@ _INDEX = {
     **{name: pa.list_(pa.float64()) for name in Moments._fields},
     "values": pa.list_(pa.int64()),
     "counts": pa.list_(pa.int64()),
-    "boxes": pa.list_(pa.int32()),
+    "boxes": pa.list_(pa.float32()),
+    "shape": pa.list_(pa.int32()),
+    "crowd": pa.list_(pa.int32()),
     "dropped": pa.int32(),
     "hidden": pa.float64(),
     "problem": pa.string(),
@@ -71,7 +72,9 @@ class Decoder:
             if self.resize_to:
                 pixels = resize_pixels(pixels, self.resize_to)
             size = pixels.values.shape[1:]
-            label = label_codec.decode(self.rows.task, row, self.rows.root, source, size, pixels.ignored)
+            rows = self.rows
+            place = Place(rows.root, source, size, pixels.ignored, self.bands, rows.things, rows.colours)
+            label = KINDS[rows.task].decode(row, place)
         except Exception as error:  # a bad file may raise anything; the chip keeps its place and is named
             return Chip(None, Label([], []), f"{row['file']}: {read_error(file, error)}")
         return Chip(pixels, label)
@@ -117,11 +120,12 @@ class Store:
         """Hold a table of chips; without the column of pixels each chip is decoded when it is asked for."""
         self._table, self._decoder, self._file = table, decoder, file
         self.index = table.select(list(_INDEX))
-        names = ("height", "width", "dtype", "values", "counts", "boxes")
+        names = ("height", "width", "dtype", "values", "counts", "boxes", "shape", "crowd")
         columns = {name: self.index[name].to_pylist() for name in names}
         self.heights, self.widths = columns["height"], columns["width"]
         self._dtypes, self._boxes = columns["dtype"], columns["boxes"]
         self.values, self.counts = columns["values"], columns["counts"]
+        self._shapes, self._crowds = columns["shape"], columns["crowd"]
         self.moments = Moments(*(np.array(self.index[name].to_pylist(), dtype=np.float64) for name in Moments._fields))
         texts = enumerate(self.index["problem"].to_pylist())
         self.problems = {position: text for position, text in texts if text is not None}
@@ -147,6 +151,14 @@ class Store:
         """The pixel types that occur."""
         return {dtype for position, dtype in enumerate(self._dtypes) if position not in self.problems}
 
+    def sizes(self, positions: Sequence[int]) -> list[tuple[int, int]]:
+        """Return (H, W) of each chip, (0, 0) of those that cannot be read."""
+        return [(self.heights[p], self.widths[p]) for p in positions]
+
+    def label_shapes(self, positions: Sequence[int]) -> list[Sequence[int]]:
+        """Return the shape of each chip's label data where it is not the chip's, else an empty one."""
+        return [self._shapes[p] for p in positions]
+
     def pixels(self, position: int) -> np.ndarray:
         """Return the stored pixels [C, H, W] of a chip without a copy (read-only); 0 where missing."""
         chunk, place = divmod(position, _BLOCK)
@@ -168,7 +180,9 @@ class Store:
             bits = np.unpackbits(np.frombuffer(missing, dtype=np.uint8), count=values.size)
             missing = bits.reshape(values.shape).view(bool)
         data = self._payload[2][chunk][place].as_buffer()
-        label = Label(self.values[position], self.counts[position], self._boxes[position], data)
+        columns = (self.values, self.counts, self._boxes)
+        values_counts_boxes = [column[position] for column in columns]
+        label = Label(*values_counts_boxes, data, self._shapes[position], self._crowds[position])
         return Chip(Pixels(values, missing), label)
 
 
@@ -223,6 +237,8 @@ def _record(chip: Chip, bands: int, keep: bool) -> dict:
         "values": label.values,
         "counts": label.counts,
         "boxes": label.boxes,
+        "shape": label.shape,
+        "crowd": label.crowd,
         "dropped": label.dropped,
         "hidden": 0.0 if chip.pixels is None or chip.pixels.ignored is None else float(chip.pixels.ignored.mean()),
         "problem": chip.problem,

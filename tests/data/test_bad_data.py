@@ -54,7 +54,7 @@ def test_too_many_bad_chips_stop(masks_folder):
 
 def test_a_chip_that_breaks_while_training(masks_folder):
     data = prepare_data(masks_folder(n=8), val_split=0, cache="off")
-    (data.train._store._decoder.rows.root / "images" / "chip_02.tif").unlink()
+    (data.train.parts[0].store._decoder.rows.root / "images" / "chip_02.tif").unlink()
     sample = data.train[2]
     assert sample["ignore"] and "chip_02" in sample["problem"] and not data.train[1]["ignore"]
 

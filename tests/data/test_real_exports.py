@@ -31,7 +31,7 @@ def test_chips_classes_and_statistics(shared, folder):
     stats, tolerance = expected["band_stats"], expected["band_stats_tolerance"]
     assert np.multiply(data.spec.mean, 255) == pytest.approx(stats["mean"], abs=tolerance)
     assert np.multiply(data.spec.std, 255) == pytest.approx(stats["std"], abs=tolerance)
-    moments = data.train._store.moments
+    moments = data.train.parts[0].store.moments
     assert moments.low.min(0).tolist() == stats["min"] and moments.high.max(0).tolist() == stats["max"]
     assert moments.count.sum(0).tolist() == [stats["pixels"]] * 3
     if "chips_per_class" in expected:

@@ -49,7 +49,7 @@ def test_every_way_of_keeping_gives_the_same(masks_folder, empty_cache, resize_t
 
 
 def test_reads_are_views_of_the_file(masks_folder):
-    store = prepare_data(masks_folder(size=64), cache="disk").train._store
+    store = prepare_data(masks_folder(size=64), cache="disk").train.parts[0].store
     pixels = store.pixels(3)
     assert not pixels.flags.owndata and not pixels.flags.writeable and pixels.shape == (3, 64, 64)
 

@@ -29,6 +29,9 @@ class Rows:
         bands: names of the bands from metadata, or none.
         map_space: imagery seen from above in map orientation.
         multilabel: a chip may have several labels (classification).
+        things: class values whose objects are counted one by one (panoptic).
+        scale: how many times finer the sharp raster of a pair is (super-resolution); None where sizes do not tell.
+        colours: class value of each colour (R, G, B) of label rasters that are pictures; empty where they hold values.
         sources: further files that the rows were made from (an annotation file, metadata).
         problems: what was odd or left out, with counts.
     """
@@ -43,28 +46,45 @@ class Rows:
     bands: tuple[str, ...] = ()
     map_space: bool = True
     multilabel: bool = False
+    things: frozenset[int] = frozenset()
+    scale: int | None = None
+    colours: dict[tuple[int, int, int], int] = field(default_factory=dict)
     sources: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 def table(rows: Iterable[dict]) -> "Dataset":
-    """Make the dataset of rows, in order of file.
+    """Make the dataset of rows, in order of file and window.
 
     Args:
-        rows: dicts of
-            file: path of the chip, relative to the root, with forward slashes;
-            label_files: label rasters, likewise (semantic: at most one; instances: any number);
-            values: class value of each label raster or segment (instances), or of each label (classification);
-            segments: COCO segmentations of the objects as JSON text (instances; lists and objects mix).
+        rows: dicts of `file` and whatever a format has besides; see `EMPTY` for the others and what they are left out
+            for. Paths are relative to the root, with forward slashes, or such that GDAL opens them.
+
+            file: the chip, or the scene that it is a window of;
+            window: column, row, width, height in that raster; may reach beyond its edge; empty: the whole raster;
+            label_files: label rasters: class values (semantic, edges), object numbers (instances), both (panoptic: the
+                class raster or "" first) or the sharp raster (super-resolution);
+            values: class value of each object raster, segment or box, or each label (classification);
+            segments: shapes of the objects as JSON text in pixels of the chip: COCO polygons or RLE, or GeoJSON;
+            boxes: x1, y1, x2, y2 of each box, one after the other, in pixels of the chip;
+            crowd: positions in `values` of regions whose objects are not told apart;
+            segment_ids: what stands in the label raster for each value (COCO panoptic);
+            group: what must not be split over training and validation;
+            attributes: further columns of the chip, as a JSON object.
     """
     from datasets import Dataset, Features, Value
 
-    columns = {"file": Value("string"), "label_files": [Value("string")]}
-    columns |= {"values": [Value("int64")], "segments": [Value("string")]}
-    ordered = sorted(rows, key=lambda row: row["file"])
-    empty = {"label_files": [], "values": [], "segments": []}
-    full = [{**empty, **row} for row in ordered]
-    return Dataset.from_dict({name: [row[name] for row in full] for name in columns}, features=Features(columns))
+    kinds = {"file": Value("string"), "window": [Value("int32")], "label_files": [Value("string")]}
+    kinds |= {"values": [Value("int64")], "segments": [Value("string")], "boxes": [Value("float64")]}
+    kinds |= {"crowd": [Value("int32")], "segment_ids": [Value("int64")]}
+    kinds |= {"group": Value("string"), "attributes": Value("string")}
+    ordered = sorted(rows, key=lambda row: (row["file"], (row.get("window") or [])[1::-1]))  # windows: row by row
+    columns = {name: [row.get(name, EMPTY.get(name)) for row in ordered] for name in kinds}
+    return Dataset.from_dict(columns, features=Features(kinds))
+
+
+EMPTY = {"window": [], "label_files": [], "values": [], "segments": [], "boxes": [], "crowd": [], "segment_ids": []}
+EMPTY |= {"group": "", "attributes": ""}
 
 
 def folder(path: Path, *names: str) -> Path | None:
