@@ -5,7 +5,7 @@ from pathlib import Path
 from accel_geo.data.formats import esri
 from accel_geo.data.formats.rows import Rows, folder, has_raster, label_problems, pair, rasters, relative, table
 
-TASKS = ("instances",)
+TASKS = ("instances", "detection", "semantic", "edges")
 LAYOUT = "images/<chip> and labels/<class>/<chip>, object numbers as pixels"
 
 
@@ -21,34 +21,12 @@ def recognise(path: Path) -> bool:
 def read(path: Path, task: str) -> Rows:
     """Read the rows of a folder; a class folder that the metadata do not know becomes a class of its own."""
     base, labels, meta = folder(path, "images"), folder(path, "labels"), esri.metadata(path)
-    problems = []
-    folders = sorted(entry for entry in labels.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    classes = dict(meta.classes)
-    if has_raster(labels):  # a single class without a folder of its own
-        folders = [labels, *folders]
-        classes = classes or {1: "object"}
-    value_of: dict[Path, int] = {}
-    for entry in folders:
-        name = next(iter(classes.values())) if entry == labels else entry.name
-        value = esri.class_value(name, classes)
-        if value is None:
-            digits = name.isdecimal() and int(name) not in classes
-            value = int(name) if digits else max([0, *classes]) + 1
-            classes[value] = name
-            if meta.classes:
-                problems.append(f"labels/{name} is no class of the metadata: taken as class {value}")
-        value_of[entry] = value
-    images = rasters(base)
-    found: dict[Path, list[tuple[int, Path]]] = {image: [] for image in images}
-    lonely = 0
-    for entry, value in value_of.items():
-        pairs, more = pair(images, base, entry, deep=entry != labels)
-        lonely += more
-        for image, label in pairs.items():
-            found[image].append((value, label))
+    if base is None or labels is None:
+        raise ValueError(f"{path} holds no folders images and labels: {LAYOUT}")
+    images, classes, problems = rasters(base), dict(meta.classes), []
+    found, lonely = object_files(images, base, labels, classes, problems)
     rows = []
     for image, masks in found.items():
-        masks.sort()
         files = [relative(label, path) for _, label in masks]
         rows.append({"file": relative(image, path), "label_files": files, "values": [value for value, _ in masks]})
     return Rows(
@@ -62,3 +40,45 @@ def read(path: Path, task: str) -> Rows:
         sources=meta.files,
         problems=[*esri.disagreements(meta, len(rows)), *problems, *label_problems(rows, lonely)],
     )
+
+
+def object_files(
+    images: list[Path], base: Path, labels: Path | None, classes: dict[int, str], problems: list[str]
+) -> tuple[dict[Path, list[tuple[int, Path]]], int]:
+    """Find the object rasters of each chip, one for each class that occurs in it.
+
+    Args:
+        images: the chips.
+        base: folder that the chips' names are relative to.
+        labels: folder of the class folders, or None.
+        classes: name of each class value; folders of other names are added.
+        problems: what is odd is added here.
+
+    Returns:
+        (class value, file) of each chip, in order of values, and the number of files without a chip.
+    """
+    found: dict[Path, list[tuple[int, Path]]] = {image: [] for image in images}
+    if labels is None:
+        return found, 0
+    folders = sorted(entry for entry in labels.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    listed = bool(classes)
+    if has_raster(labels):  # a single class without a folder of its own
+        folders = [labels, *folders]
+        classes.update({} if classes else {1: "object"})
+    lonely = 0
+    for entry in folders:
+        name = next(iter(classes.values())) if entry == labels else entry.name
+        value = esri.class_value(name, classes)
+        if value is None:
+            digits = name.isdecimal() and int(name) not in classes
+            value = int(name) if digits else max([0, *classes]) + 1
+            classes[value] = name
+            if listed:
+                problems.append(f"{labels.name}/{name} is no class of the metadata: taken as class {value}")
+        pairs, more = pair(images, base, entry, deep=entry != labels)
+        lonely += more
+        for image, label in pairs.items():
+            found[image].append((value, label))
+    for masks in found.values():
+        masks.sort()
+    return found, lonely
