@@ -2,7 +2,7 @@
 
 Chips are drawn by scene_drawing.py and written as a training-data folder in the layout of ArcGIS Pro's export tool, so
 that they take the same way through the readers as anybody's data. One scene knows every label and each task is one way
-of writing it down: a further layout is one function and one entry in LAYOUTS.
+of writing it down: a further layout is one function and one entry in scene_layouts.py.
 """
 
 import contextlib
@@ -10,123 +10,19 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..parallel import keys
-from .scene_canvas import GSD, LAND_COVER, Scene
-from .scene_drawing import USES, draw
+from .scene_canvas import GSD
+from .scene_drawing import draw
+from .scene_layouts import LAYOUTS, Label, Layout
 
 CRS = "EPSG:32633"
 ORIGIN = (512_000.0, 5_402_000.0)  # easting, northing of the first chip's upper left corner
 SMOKE = (8, 64)  # chips and their side in pixels
-
-
-class LabelClass(NamedTuple):
-    """A class as the export tool lists it."""
-
-    value: int
-    name: str
-    color: tuple[int, int, int]
-
-
-class Label(NamedTuple):
-    """What a layout wrote for one chip.
-
-    Attributes:
-        files: the files beside the image, as map.txt names them.
-        sizes: by class value, the size in pixels of each object or of the whole class.
-    """
-
-    files: list[str]
-    sizes: dict[int, list[int]]
-
-
-class Layout(NamedTuple):
-    """One way of writing labels down.
-
-    Attributes:
-        mode: the export tool's name of it (MetaDataMode).
-        classes: the classes, background never among them.
-        uses: the land uses drawn, in turn.
-        features: whether labels are counted as objects or as pixels.
-        image: folder and name of a scene's image, without suffix, from the chip's name.
-        write: writes a scene's label files into the folder.
-    """
-
-    mode: str
-    classes: tuple[LabelClass, ...]
-    uses: tuple[str, ...]
-    features: bool
-    image: Callable[[str, Scene], str]
-    write: Callable[[Callable[[str, NDArray], str], str, Scene], Label]
-
-
-BUILDING_CLASSES = (
-    LabelClass(1, "house", (230, 76, 0)),
-    LabelClass(2, "hall", (0, 112, 255)),
-    LabelClass(5, "glasshouse", (85, 255, 200)),
-)
-COVER_CLASSES = tuple(
-    LabelClass(LAND_COVER[name], name, color)
-    for name, color in {
-        "building": (230, 76, 0),
-        "paved": (170, 170, 170),
-        "tree": (38, 115, 0),
-        "field": (255, 211, 127),
-    }.items()
-)
-USE_CLASSES = tuple(
-    LabelClass(value, use, color)
-    for use, value, color in (
-        ("residential", 1, (255, 190, 190)), ("industrial", 2, (190, 130, 255)), ("horticulture", 3, (85, 255, 200)),
-        ("farmland", 5, (255, 211, 127)), ("orchard", 6, (152, 230, 0)), ("forest", 9, (38, 115, 0)),
-    )
-)  # fmt: skip
-# Buildings are what is to be found, and about every sixth chip has none.
-BUILT_UP = (
-    "residential", "industrial", "horticulture", "farmland", "residential", "horticulture", "industrial", "orchard",
-    "residential", "horticulture", "industrial", "residential", "forest", "industrial", "horticulture", "farmland",
-)  # fmt: skip
-
-
-def _write_instances(save: Callable[[str, NDArray], str], name: str, scene: Scene) -> Label:
-    files, sizes = [], {}
-    for value, class_name, _ in BUILDING_CLASSES:
-        ids = [i for i, kind in enumerate(scene.buildings, 1) if kind == class_name and (scene.owner == i).any()]
-        if ids:
-            masks = sum((scene.owner == i) * np.uint8(k) for k, i in enumerate(ids, 1))
-            files.append(save(f"labels/{class_name}/{name}", masks))
-            sizes[value] = [int((scene.owner == i).sum()) for i in ids]
-    if not files:  # a chip without objects says so with an empty mask
-        files.append(save(f"labels/{BUILDING_CLASSES[0].name}/{name}", np.zeros_like(scene.cover)))
-    return Label(files, sizes)
-
-
-def _write_cover(save: Callable[[str, NDArray], str], name: str, scene: Scene) -> Label:
-    values, counts = np.unique(scene.cover[scene.cover > 0], return_counts=True)
-    return Label([save(f"labels/{name}", scene.cover)], {int(v): [int(n)] for v, n in zip(values, counts)})
-
-
-def _write_use(save: Callable[[str, NDArray], str], name: str, scene: Scene) -> Label:
-    return Label([], {c.value: [scene.cover.size] for c in USE_CLASSES if c.name == scene.use})
-
-
-LAYOUTS = {
-    "instances": Layout(
-        "RCNN_Masks", BUILDING_CLASSES, BUILT_UP, True, lambda name, scene: f"images/{name}", _write_instances
-    ),
-    "semantic": Layout(
-        "Classified_Tiles", COVER_CLASSES, BUILT_UP, False, lambda name, scene: f"images/{name}", _write_cover
-    ),
-    "classification": Layout(
-        "Imagenet", USE_CLASSES, tuple(USES), True, lambda name, scene: f"images/{scene.use}/{name}", _write_use
-    ),
-}
 
 
 def builtin(task: str, smoke: bool = False, chips: int | None = None, size: int = 128, seed: int = 7) -> Path:
@@ -135,8 +31,10 @@ def builtin(task: str, smoke: bool = False, chips: int | None = None, size: int 
     The cache is $ACCEL_GEO_CACHE, or ~/.cache/accel_geo. The same arguments give the same files, byte for byte.
 
     Args:
-        task: one of LAYOUTS: "instances" (buildings, as RCNN_Masks), "semantic" (land cover, as Classified_Tiles),
-            "classification" (land use, as Imagenet).
+        task: one of LAYOUTS: "instances" (buildings, as RCNN_Masks), "detection" (their boxes, as
+            PASCAL_VOC_rectangles), "edges" (their outlines, as Classified_Tiles), "semantic" (land cover, as
+            Classified_Tiles), "panoptic" (buildings on land cover, as Panoptic_Segmentation), "classification" (land
+            use, as Imagenet), "super_resolution" (sharp chips, as Export_Tiles).
         smoke: 8 chips of 64 pixels, whatever `size` says.
         chips: how many chips; 300 by default.
         size: their side in pixels of 0.4 m, at least 32.
@@ -219,18 +117,22 @@ def _export(folder: Path, layout: Layout, chips: int, size: int, seed: int) -> N
         column, row = index % 16, index // 16
         place = rasterio.Affine(GSD, 0, ORIGIN[0] + column * pitch, 0, -GSD, ORIGIN[1] - row * pitch)
 
-        def save(path: str, pixels: NDArray, place=place) -> str:
-            """Write uint8 [H, W] or [H, W, C] as <path>.tif with its world file; returns its name for map.txt."""
-            bands = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-            file = folder / f"{path}.tif"
+        def save(path: str, content: NDArray | str, place=place) -> str:
+            """Write uint8 [H, W] or [H, W, C] as <path>.tif with its world file, or a text as it is."""
+            file = folder / (path if isinstance(content, str) else f"{path}.tif")
             file.parent.mkdir(parents=True, exist_ok=True)
+            name = str(file.relative_to(folder)).replace("/", "\\")
+            if isinstance(content, str):
+                file.write_text(content)
+                return name
+            bands = content[None] if content.ndim == 2 else content.transpose(2, 0, 1)
             profile = {"driver": "GTiff", "height": size, "width": size, "count": len(bands), "dtype": "uint8"}
             packing = {"compress": "deflate"} if len(bands) == 1 else {"photometric": "rgb", "interleave": "pixel"}
             with rasterio.open(file, "w", crs=CRS, transform=place, **profile, **packing) as raster:
                 raster.write(bands)
             world = (place.a, place.d, place.b, place.e, place.c + place.a / 2, place.f + place.e / 2)
             file.with_suffix(".tfw").write_text("".join(f"{number:.16f}\n" for number in world))
-            return f"{path}.tif".replace("/", "\\")
+            return name
 
         image = save(layout.image(name, scene), scene.image)
         label = layout.write(save, name, scene)
@@ -272,6 +174,10 @@ def _describe(folder: Path, layout: Layout, labels: list[Label], size: int) -> N
         "Classes": [{"Value": c.value, "Name": c.name, "Color": list(c.color)} for c in layout.classes],
         "WellKnownBandNames (FYI, these band names can be used in ExtractBands)": ["Red", "Green", "Blue", "Infrared"],
     }  # fmt: skip
+    if layout.things:
+        template["Panoptic_Segmentation_Instance_Classes"] = [
+            {"Value": c.value, "Name": c.name, "Color": list(c.color)} for c in layout.things
+        ]
     for file, content in (("esri_accumulated_stats.json", stats), ("esri_model_definition.emd", template)):
         (folder / file).write_text(json.dumps(content, indent=2, separators=(",", " : ")))
 

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 from itertools import product
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from scipy import ndimage
 
 from accel_geo.data.scene_canvas import GSD, LAND_COVER
 from accel_geo.data.scene_drawing import USES, draw
-from accel_geo.data.scenes import BUILT_UP, LAYOUTS, builtin
+from accel_geo.data.scene_layouts import BUILT_UP, LAYOUTS
+from accel_geo.data.scenes import builtin
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +59,8 @@ def test_layout_is_a_complete_export(task):
     lines = (folder / "map.txt").read_text().splitlines()
     assert len(lines) == 8 and all(line.startswith("images\\") and line.endswith(" ") for line in lines)
     named = {file.replace("\\", "/") for line in lines for file in line.split()}
-    assert named == {name for name in contents(folder) if name.endswith(".tif")}
-    for name in named:
+    assert named == {name for name in contents(folder) if name.endswith((".tif", ".xml"))}
+    for name in (name for name in named if name.endswith(".tif")):
         with rasterio.open(folder / name) as raster:
             assert (
                 raster.crs.to_epsg() == 32633 and raster.res == pytest.approx((GSD, GSD)) and raster.shape == (64, 64)
@@ -71,10 +73,16 @@ def test_layout_is_a_complete_export(task):
 @pytest.mark.parametrize("task", LAYOUTS)
 def test_the_readers_take_it(task):
     prepare = pytest.importorskip("accel_geo.prepare")
-    data = prepare.prepare_data(builtin(task, chips=12, size=64), val_split=0.25)
+    data = prepare.prepare_data(builtin(task, chips=12, size=64), val_split=0.25, task=task)
     assert data.task.name == task and len(data.train) + len(data.valid) == 12
     assert data.spec.classes == tuple(c.name for c in LAYOUTS[task].classes)
     assert data.spec.class_values == tuple(c.value for c in LAYOUTS[task].classes)
+
+
+def by_chip(folder: Path) -> dict[str, list[str]]:
+    """By chip, the label files that map.txt names."""
+    lines = (folder / "map.txt").read_text().replace("\\", "/").splitlines()
+    return {Path(line.split()[0]).stem: line.split()[1:] for line in lines}
 
 
 def test_instances_masks_and_counts_agree():
@@ -91,6 +99,56 @@ def test_instances_masks_and_counts_agree():
     assert list(found.values()) == stats["NumFeaturesPerClass"] and sum(found.values()) == stats["NumFeaturesTotal"]
     assert all(count >= 5 for count in found.values())
     assert 1 <= empty <= len(BUILT_UP) // 3
+
+
+def test_boxes_are_those_of_the_masks():
+    masks, boxes = builtin("instances", chips=8), builtin("detection", chips=8)
+    found = 0
+    for chip, files in by_chip(masks).items():
+        objects = []
+        for file in files:
+            value = {c.name: c.value for c in LAYOUTS["instances"].classes}[Path(file).parent.name]
+            for rows, columns in ndimage.find_objects(read(masks / file)[0]):
+                objects.append((value, [columns.start, rows.start, columns.stop, rows.stop]))
+        root = ElementTree.parse(boxes / f"labels/{chip}.xml")
+        entries = root.findall("object")
+        values = [int(entry.findtext("name")) for entry in entries]
+        corners = [[float(side.text) for side in entry.find("bndbox")] for entry in entries]
+        assert list(zip(values, corners)) == objects and root.findtext("filename") == f"{chip}.tif"
+        assert read(masks / f"images/{chip}.tif").tobytes() == read(boxes / f"images/{chip}.tif").tobytes()
+        found += len(objects)
+    stats = json.loads((boxes / "esri_accumulated_stats.json").read_text())["FeatureStats"]
+    assert found == stats["NumFeaturesTotal"] > 10
+
+
+def test_panoptic_objects_fill_their_classes():
+    folder, layout = builtin("panoptic", chips=16), LAYOUTS["panoptic"]
+    things = {c.name: c.value for c in layout.things}
+    seen = np.zeros(16, dtype=int)
+    for files in by_chip(folder).values():
+        mask = read(folder / files[0])[0]
+        objects = {things[Path(file).parent.name]: read(folder / file)[0] for file in files[1:]}
+        for value in things.values():
+            assert np.array_equal(mask == value, objects.get(value, np.zeros_like(mask)) > 0)
+        assert mask.all(), "every pixel has a class"
+        seen += np.bincount(mask.ravel(), minlength=16)
+    assert set(np.flatnonzero(seen)) == {c.value for c in layout.classes}
+    model = json.loads((folder / "esri_model_definition.emd").read_text())
+    assert [c["Name"] for c in model["Panoptic_Segmentation_Instance_Classes"]] == list(things)
+
+
+def test_edges_are_a_pixel_on_each_side_of_every_outline():
+    objects, edges = builtin("panoptic", chips=8), builtin("edges", chips=8)
+    for chip, files in by_chip(objects).items():
+        edge = read(edges / f"labels/{chip}.tif")[0]
+        owner = np.zeros(edge.shape, dtype=int)
+        for number, file in enumerate(files[1:], 1):
+            owner += read(objects / file)[0] * 10**number
+        around = ndimage.generate_binary_structure(2, 1)  # beyond the border all goes on as it is: a cut is no outline
+        low, high = (
+            f(owner, footprint=around, mode="nearest") for f in (ndimage.minimum_filter, ndimage.maximum_filter)
+        )
+        assert np.array_equal(edge, low != high)
 
 
 def test_smoke_shows_every_building_and_an_empty_chip():
