@@ -1,5 +1,9 @@
-"""Pixels of one raster: any band count and type, through rasterio only. Handles are opened and closed in one call."""
+"""Pixels of one raster, or of a window of it: any band count and type, through rasterio only.
 
+Whole rasters are opened and closed in one call; those that are read window by window stay open, see `handles`.
+"""
+
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,15 +11,19 @@ from typing import NamedTuple
 
 import numpy as np
 import rasterio
-from rasterio.enums import ColorInterp, MaskFlags
+from rasterio.enums import ColorInterp
 from rasterio.errors import NotGeoreferencedWarning
+from rasterio.windows import Window
+
+from accel_geo.data.handles import GDAL_OPTIONS, Raster, describe, opened
 
 warnings.filterwarnings("ignore", category=NotGeoreferencedWarning)
 
 RASTER_SUFFIXES = (".tif", ".tiff", ".png", ".jpg", ".jpeg", ".jp2", ".mrf", ".img", ".bmp", ".webp")
 
-# Probe sidecar files one by one (listing a folder of 100,000 chips at each open is slow); damaged JPEG is an error.
-_GDAL = {"GDAL_DISABLE_READDIR_ON_OPEN": "TRUE", "GDAL_ERROR_ON_LIBJPEG_WARNING": "TRUE"}
+_SAMPLE = 256  # pixels along a side of the windows that stand for a large raster
+_LARGE = 2048**2  # pixels
+_GDAL_NAME = re.compile(r"/vsi|[A-Za-z][\w+.-]+:")  # an address or DRIVER:...; a drive has one letter
 
 
 class Bands(NamedTuple):
@@ -52,29 +60,39 @@ class Pixels(NamedTuple):
     ignored: np.ndarray | None = None
 
 
-def read_error(file: Path, error: Exception) -> str:
+def located(root: Path, name: str) -> str | Path:
+    """Return what GDAL opens for the file of a row: below the root, or as it stands where it is no relative path.
+
+    Args:
+        root: folder of the data set.
+        name: a relative or absolute path, a `/vsi...` path, an address, or the name of a subdataset.
+    """
+    file = root / name
+    return name if _GDAL_NAME.match(name) and not file.exists() else file
+
+
+def read_error(file: str | Path, error: Exception) -> str:
     """Return one line that says why a file could not be read."""
     text = " ".join(str(error.__cause__ or error).split())
-    return text.replace(f"{file}: ", "").replace(str(file), file.name)
+    return text.replace(f"{file}: ", "").replace(str(file), Path(file).name)
 
 
-def describe_bands(file: Path, bands: Sequence[int | str] | None, names: Sequence[str] = ()) -> Bands:
+def describe_bands(file: str | Path, bands: Sequence[int | str] | None, names: Sequence[str] = ()) -> Bands:
     """Find the bands to read from the first file of a data set.
 
     Args:
-        file: a raster.
+        file: a raster, by its path or whatever else GDAL opens.
         bands: positions from 1, or names; None takes all but alpha.
         names: band names known from metadata; used where their number fits.
 
     Raises:
         ValueError: a band does not exist; the message lists the bands.
     """
-    with rasterio.Env(**_GDAL), rasterio.open(file) as source:
-        colours, nodata = source.colorinterp, source.nodata
-        described = source.descriptions
-        tagged = _alphas(source)
+    with rasterio.Env(**GDAL_OPTIONS), rasterio.open(file) as source:
+        colours, described = source.colorinterp, source.descriptions
+        _, tagged, _, nodata = describe(source)
         # Writers tag the fourth band of any 8-bit raster as alpha; one with many values between is near infrared.
-        alpha = not tagged or not _varies(source.read(tagged[0]))
+        alpha = not tagged or not _varies(_sample(source, tagged[0]))
     indexes = [i for i in range(1, len(colours) + 1) if not (alpha and i in tagged)]
     if len(names) == len(indexes):
         named = list(names)
@@ -96,14 +114,18 @@ def describe_bands(file: Path, bands: Sequence[int | str] | None, names: Sequenc
             raise ValueError(f"bands {list(bands)} must name at least one band, and each once")
         alpha = alpha and not set(chosen) & set(tagged)  # a band that is asked for is data
     name_of = dict(zip(indexes, named))
-    if nodata is not None and np.isnan(nodata):
-        nodata = None  # NaN is no data anyway
     chosen_names = tuple(name_of.get(i, f"band_{i}") for i in chosen)
     return Bands(tuple(chosen), chosen_names, len(indexes), bands is not None, alpha, nodata)
 
 
-def _alphas(source: rasterio.DatasetReader) -> list[int]:
-    return [i for i, colour in enumerate(source.colorinterp, 1) if colour == ColorInterp.alpha]
+def _sample(source: rasterio.DatasetReader, band: int) -> np.ndarray:
+    # A band, or 16 windows spread over a large one.
+    if source.width * source.height <= _LARGE:
+        return source.read(band)
+    lefts = np.linspace(0, max(source.width - _SAMPLE, 0), 4).astype(int)
+    tops = np.linspace(0, max(source.height - _SAMPLE, 0), 4).astype(int)
+    windows = [Window(left, top, _SAMPLE, _SAMPLE) for top in tops for left in lefts]
+    return np.concatenate([source.read(band, window=window).ravel() for window in windows])
 
 
 def _varies(band: np.ndarray) -> bool:
@@ -111,39 +133,76 @@ def _varies(band: np.ndarray) -> bool:
     return np.mean((band > 0) & (band < band.max())) > 0.25
 
 
-def read_pixels(file: Path, bands: Bands) -> Pixels:
-    """Read the chosen bands of a file.
+def read_pixels(file: str | Path, bands: Bands, window: Sequence[int] | None = None) -> Pixels:
+    """Read the chosen bands of a file, or of a window of it.
 
     A band is missing where it is NaN or infinite, has the nodata value, or where alpha or the file's mask hides the
     pixel. The pixel is ignored where alpha or the mask hides it, where any band is NaN, and where every band has the
-    nodata value: in 8-bit imagery with nodata 0 a dark pixel often has it in one band.
+    nodata value: in 8-bit imagery with nodata 0 a dark pixel often has it in one band. Beyond the edge of the raster
+    everything is missing.
+
+    Args:
+        file: a raster, by its path or whatever else GDAL opens.
+        bands: those to read.
+        window: column, row, width and height of the window; empty or None reads the whole raster.
 
     Raises:
         ValueError: the file has other bands than the data set.
         rasterio.errors.RasterioError: the file cannot be read.
     """
-    with rasterio.Env(**_GDAL), rasterio.open(file) as source:
-        count = source.count - (len(_alphas(source)) if bands.alpha else 0)
-        if count != bands.count and (not bands.chosen or max(bands.indexes) > source.count):
-            raise ValueError(f"it has {count} band(s), the first chip has {bands.count}")
-        values = source.read(list(bands.indexes))
-        if np.iscomplexobj(values):
-            raise ValueError(f"pixels of type {values.dtype} are not supported; write the parts as two bands")
-        missing = np.zeros(values.shape, dtype=bool)
-        ignored = np.zeros(values.shape[1:], dtype=bool)
-        if np.issubdtype(values.dtype, np.floating):
-            missing |= ~np.isfinite(values)
-            ignored |= missing.any(0)
-        if source.nodata is not None and not np.isnan(source.nodata):
-            missing |= values == source.nodata
-        masked = [flags for flags in source.mask_flag_enums if MaskFlags.per_dataset in flags]
-        if any(bands.alpha or MaskFlags.alpha not in flags for flags in masked):
-            missing |= source.dataset_mask() == 0
-        ignored |= missing.all(0)
-    if not missing.any():
+    if not window:
+        with rasterio.Env(**GDAL_OPTIONS), rasterio.open(file) as source:
+            return _read(describe(source), bands, None)
+    raster = opened(file)
+    if raster.source.driver == "JPEG":  # warns of damaged pixels when it reads them; others do when they are opened
+        with rasterio.Env(**GDAL_OPTIONS):
+            return _read_window(raster, bands, *window)
+    return _read_window(raster, bands, *window)
+
+
+def _read_window(raster: Raster, bands: Bands, left: int, top: int, width: int, height: int) -> Pixels:
+    x1, y1 = max(left, 0), max(top, 0)
+    x2, y2 = min(left + width, raster.source.width), min(top + height, raster.source.height)
+    if (x2 - x1, y2 - y1) == (width, height):
+        return _read(raster, bands, Window(left, top, width, height))
+    inside = np.s_[..., y1 - top : max(y2, y1) - top, x1 - left : max(x2, x1) - left]
+    if x2 <= x1 or y2 <= y1:
+        found = _read(raster, bands, Window(0, 0, 1, 1))  # for the type
+        return _beyond(found.values.dtype, (len(bands.indexes), height, width))
+    found = _read(raster, bands, Window(x1, y1, x2 - x1, y2 - y1))
+    pixels = _beyond(found.values.dtype, (len(bands.indexes), height, width))
+    pixels.values[inside] = found.values
+    pixels.missing[inside] = False if found.missing is None else found.missing
+    pixels.ignored[inside] = False if found.ignored is None else found.ignored
+    return pixels
+
+
+def _beyond(dtype: np.dtype, shape: tuple[int, int, int]) -> Pixels:
+    return Pixels(np.zeros(shape, dtype), np.ones(shape, dtype=bool), np.ones(shape[1:], dtype=bool))
+
+
+def _read(raster: Raster, bands: Bands, window: Window | None) -> Pixels:
+    source, alphas, masks, nodata = raster
+    count = source.count - (len(alphas) if bands.alpha else 0)
+    if count != bands.count and (not bands.chosen or max(bands.indexes) > source.count):
+        raise ValueError(f"it has {count} band(s), the first chip has {bands.count}")
+    values = source.read(list(bands.indexes), window=window)
+    missing, ignored = None, False
+    if values.dtype.kind == "c":
+        raise ValueError(f"pixels of type {values.dtype} are not supported; write the parts as two bands")
+    if values.dtype.kind == "f":
+        missing = ~np.isfinite(values)
+        ignored = missing.any(0)
+    if nodata is not None:
+        without = values == nodata
+        missing = without if missing is None else missing | without
+    if any(bands.alpha or not alpha for alpha in masks):
+        hidden = source.dataset_mask(window=window) == 0
+        missing = np.broadcast_to(hidden, values.shape).copy() if missing is None else missing | hidden
+    if missing is None or not missing.any():
         return Pixels(values)
     values[missing] = 0
-    return Pixels(values, missing, ignored)
+    return Pixels(values, missing, missing.all(0) | ignored)
 
 
 def read_label(file: Path) -> tuple[np.ndarray, float | None]:
@@ -153,7 +212,7 @@ def read_label(file: Path) -> tuple[np.ndarray, float | None]:
         ValueError: it holds fractions.
         rasterio.errors.RasterioError: the file cannot be read.
     """
-    with rasterio.Env(**_GDAL), rasterio.open(file) as source:
+    with rasterio.Env(**GDAL_OPTIONS), rasterio.open(file) as source:
         values, nodata = source.read(), source.nodata
     if np.issubdtype(values.dtype, np.floating):
         holes = ~np.isfinite(values)
