@@ -187,21 +187,24 @@ def _read(raster: Raster, bands: Bands, window: Window | None) -> Pixels:
     if count != bands.count and (not bands.chosen or max(bands.indexes) > source.count):
         raise ValueError(f"it has {count} band(s), the first chip has {bands.count}")
     values = source.read(list(bands.indexes), window=window)
-    missing, ignored = None, False
     if values.dtype.kind == "c":
         raise ValueError(f"pixels of type {values.dtype} are not supported; write the parts as two bands")
+    missing, ignored = None, False
     if values.dtype.kind == "f":
         missing = ~np.isfinite(values)
         ignored = missing.any(0)
+    elif nodata is not None and nodata.is_integer():
+        nodata = int(nodata)  # compared without making floats of all pixels
     if nodata is not None:
         without = values == nodata
         missing = without if missing is None else missing | without
     if any(bands.alpha or not alpha for alpha in masks):
-        hidden = source.dataset_mask(window=window) == 0
-        missing = np.broadcast_to(hidden, values.shape).copy() if missing is None else missing | hidden
+        hidden = source.read_masks(1, window=window) == 0
+        if hidden.any():
+            missing = np.repeat(hidden[None], len(values), 0) if missing is None else missing | hidden
     if missing is None or not missing.any():
         return Pixels(values)
-    values[missing] = 0
+    np.copyto(values, 0, where=missing)
     return Pixels(values, missing, missing.all(0) | ignored)
 
 
