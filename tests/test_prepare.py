@@ -164,7 +164,7 @@ def test_a_picture_of_a_batch(folder, tmp_path):
     ("options", "message"),
     [
         ({"task": "segmentation"}, "the tasks are classification"),
-        ({"split_by": "group"}, "there is random"),
+        ({"split_by": "rows"}, "random, group or column:NAME"),
         ({"val_split": 1.0}, "below 1"),
         ({"val_split": -0.1}, "at least 0"),
         ({"batch_size": 0}, "batch_size=0"),
@@ -172,7 +172,7 @@ def test_a_picture_of_a_batch(folder, tmp_path):
         ({"chip_size": 0}, "chip_size=0"),
         ({"resize_to": (1, 2, 3)}, "height, width"),
         ({"num_workers": "many"}, "num_workers"),
-        ({"vectors": "a.gpkg"}, "scenes with vectors"),
+        ({"vectors": "a.gpkg"}, "needs chip_size"),
         ({"cache": "ram"}, "auto, disk, memory, off"),
     ],
 )

@@ -32,7 +32,7 @@ def builds_here() -> bool:
     return int(os.environ.get("LOCAL_RANK") or 0) == 0
 
 
-def prepare_store(decoder: Decoder, cache: str) -> tuple[Store, str]:
+def prepare_store(decoder: Decoder, cache: str, verify: bool = False) -> tuple[Store, str]:
     """Open the store of a data set, decoding it first where that has not been done.
 
     Args:

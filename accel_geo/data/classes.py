@@ -1,10 +1,10 @@
 """Which class a label value belongs to: the values on disk, a choice of classes, and classes merged."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accel_geo.data.formats.rows import Rows, some
-from accel_geo.data.labels import NO_DATA
+from accel_geo.data.labels import BACKGROUND, NO_DATA
 from accel_geo.data.spec import IGNORED
 
 ClassChoice = Sequence[str | int] | Mapping[int, str] | None
@@ -25,52 +25,103 @@ class Classes:
     index_of: dict[int, int]
 
 
+# Tasks whose labels are pixels: value 0 is background there, and negative values are no data.
+PIXELS = ("semantic", "edges")
+
+
+def unite(folders: Sequence[Rows]) -> tuple[Rows, list[dict[int, int]]]:
+    """Unite the classes of several folders by their names.
+
+    Returns:
+        The first folder's rows with the classes of all, and for each folder the united value of each of its values
+        that differs: where a name has another value than in an earlier folder, or a value another name.
+    """
+    classes, translations = dict(folders[0].classes), [{}]
+    for rows in folders[1:]:
+        translation = {}
+        for value, name in rows.classes.items():
+            same = next((v for v, n in classes.items() if n.casefold() == name.casefold()), None)
+            if not (rows.named and folders[0].named):
+                united = value
+            elif same is not None:
+                united = same
+            else:
+                united = value if value not in classes else max(classes) + 1
+            classes.setdefault(united, name)
+            if united != value:
+                translation[value] = united
+        translations.append(translation)
+    closed = all(rows.closed for rows in folders)
+    return replace(folders[0], classes=dict(sorted(classes.items())), closed=closed), translations
+
+
 def choose(
-    rows: Rows, present: Iterable[int], classes: ClassChoice, mapping: Mapping | None, problems: list[str]
+    rows: Rows,
+    present: Iterable[int],
+    problems: list[str],
+    *,
+    classes: ClassChoice = None,
+    mapping: Mapping | None = None,
+    ignore_classes: Sequence[str | int] = (),
 ) -> Classes:
     """Settle the classes.
 
     Args:
         rows: the data set, with the classes that its format knows.
         present: all values that occur in the labels.
+        problems: what is left out or odd is added here.
         classes: names or values of the classes to keep, in any order (others become background); names for the values
             where the data give none, in ascending order of the values, or as {value: name} or "value=name".
         mapping: {old: new}: classes, by name or value, that become the class `new`.
-        problems: what is left out or odd is added here.
+        ignore_classes: names or values whose pixels count nowhere; objects and labels of them are left out.
 
     Raises:
         ValueError: a class does not exist, or there is none.
     """
-    present = set(present)
-    index_of = {NO_DATA: IGNORED, **{value: IGNORED for value in present if rows.task == "semantic" and value < 0}}
+    if rows.task == "super_resolution":
+        return Classes((), (), {})
+    present, pixels = set(present), rows.task in PIXELS
+    index_of = {NO_DATA: IGNORED, BACKGROUND: 0}
     known = dict(rows.classes)
-    if rows.task == "semantic":
+    if pixels:
+        negative = sorted(value for value in present if value < 0 and value not in index_of)
+        index_of |= {value: IGNORED for value in negative}
+        if negative:
+            problems.append(f"label pixels of negative value ({some(negative)}) are ignored")
+    if pixels and not rows.zero_is_class:
         index_of[0] = 0
         known.pop(0, None)
     if not rows.closed:
-        found = sorted(value for value in present if value > 0)
-        if len(found) > 1 and 255 in found:  # beside classes it means "ignore", alone it is the class of a binary mask
-            index_of[IGNORED] = IGNORED
+        found = sorted(value for value in present if value > 0 or (value == 0 and rows.zero_is_class))
+        if pixels and len(found) > 1 and 255 in found and 255 not in known:
+            index_of[IGNORED] = IGNORED  # beside classes it means "ignore", alone it is the class of a binary mask
             found.remove(255)
             problems.append("label pixels of value 255 are ignored")
         known = {value: known.get(value, str(value)) for value in found}
-    negative = sorted(value for value in present if value < 0 and value != NO_DATA and index_of.get(value) == IGNORED)
-    if negative:
-        problems.append(f"label pixels of negative value ({some(negative)}) are ignored")
+    ignored = {_value(entry, known) for entry in ignore_classes}
     known, kept = _chosen(known, rows.named, classes)
+    kept = [value for value in kept if value not in ignored]
     if not kept:
         raise ValueError(f"{rows.root} ({rows.format}) has no classes: no label value besides background was found")
-    left_out = [f"{known[value]} ({value})" for value in known if value not in kept]
+    left_out = [f"{known[value]} ({value})" for value in known if value not in kept and value not in ignored]
     if left_out:
         fate = "with their chips" if rows.task == "classification" else "as background"
         problems.append(f"classes left out, {fate}: {', '.join(left_out)}")
-    if len(kept) >= IGNORED:
+    if len(kept) >= IGNORED and pixels:
         raise ValueError(f"{rows.root} has {len(kept)} classes; at most {IGNORED - 1} are possible")
     groups = _merged({value: known[value] for value in kept}, mapping or {})
     for number, values in enumerate(groups.values(), 1):
         index_of |= {value: number for value in values}
     index_of |= {value: 0 for value in known if value not in kept}
-    return Classes(tuple(groups), tuple(values[0] for values in groups.values()), index_of)
+    index_of |= {value: IGNORED if pixels else 0 for value in ignored}
+    chosen = Classes(tuple(groups), tuple(values[0] for values in groups.values()), index_of)
+    return _edges(chosen) if rows.task == "edges" else chosen
+
+
+def _edges(chosen: Classes) -> Classes:
+    # An edge is an edge, whatever class it belongs to.
+    index_of = {value: min(index, 1) if index != IGNORED else IGNORED for value, index in chosen.index_of.items()}
+    return Classes(("edge",), (1,), index_of)
 
 
 def _chosen(known: dict[int, str], named: bool, classes: ClassChoice) -> tuple[dict[int, str], list[int]]:

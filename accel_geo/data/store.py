@@ -125,7 +125,7 @@ class Store:
         self.heights, self.widths = columns["height"], columns["width"]
         self._dtypes, self._boxes = columns["dtype"], columns["boxes"]
         self.values, self.counts = columns["values"], columns["counts"]
-        self._shapes, self._crowds = columns["shape"], columns["crowd"]
+        self._shapes, self.crowds = columns["shape"], columns["crowd"]
         self.moments = Moments(*(np.array(self.index[name].to_pylist(), dtype=np.float64) for name in Moments._fields))
         texts = enumerate(self.index["problem"].to_pylist())
         self.problems = {position: text for position, text in texts if text is not None}
@@ -159,6 +159,22 @@ class Store:
         """Return the shape of each chip's label data where it is not the chip's, else an empty one."""
         return [self._shapes[p] for p in positions]
 
+    @property
+    def keeps_pixels(self) -> bool:
+        """Whether chips are held decoded, or decoded each time."""
+        return self._payload is not None
+
+    def present_values(self) -> set[int]:
+        """Return the values that occur in the labels of all chips."""
+        return {int(value) for found in self.values for value in found}
+
+    def footprints(self) -> tuple[np.ndarray, list[str]]:
+        """Return left, bottom, right, top of each chip [N, 4], NaN where it is not georeferenced, and its system."""
+        if "bounds" not in self.index.column_names:
+            return np.full((len(self), 4), np.nan), [""] * len(self)
+        bounds = self.index["bounds"].to_pylist()
+        return np.array([b or [np.nan] * 4 for b in bounds], dtype=np.float64), self.index["crs"].to_pylist()
+
     def pixels(self, position: int) -> np.ndarray:
         """Return the stored pixels [C, H, W] of a chip without a copy (read-only); 0 where missing."""
         chunk, place = divmod(position, _BLOCK)
@@ -182,7 +198,7 @@ class Store:
         data = self._payload[2][chunk][place].as_buffer()
         columns = (self.values, self.counts, self._boxes)
         values_counts_boxes = [column[position] for column in columns]
-        label = Label(*values_counts_boxes, data, self._shapes[position], self._crowds[position])
+        label = Label(*values_counts_boxes, data, self._shapes[position], self.crowds[position])
         return Chip(Pixels(values, missing), label)
 
 

@@ -60,7 +60,7 @@ code { font-family: ui-monospace, Consolas, monospace; font-size: .9em; }
 <ul class="problems">{% for problem in problems %}<li>{{ problem }}</li>{% endfor %}</ul>{% endif %}
 {% if curves %}<h2>Training</h2>
 <figure><img alt="loss, learning rate and metrics over the steps" src="{{ curves }}"></figure>{% endif %}
-{% if header %}<h2>Validation</h2>
+{% if header %}<h2>{{ table_title }}</h2>
 <div class="wide"><table>
 <thead><tr>{% for cell in header %}<th>{{ cell }}</th>{% endfor %}</tr></thead>
 <tbody>{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
@@ -86,6 +86,7 @@ def write_report(
     facts: Mapping[str, object],
     curves: bytes | None = None,
     table: Table | None = None,
+    table_title: str = "Validation",
     pictures: Pictures = (),
     options: Mapping[str, object] | None = None,
     problems: Sequence[str] = (),
@@ -100,6 +101,7 @@ def write_report(
         facts: short values to show first, such as model, data, steps, best metric.
         curves: PNG of the training curves.
         table: header and rows; the last row is the summary.
+        table_title: the heading above it.
         pictures: (caption, PNG) in the order to show.
         options: of the run.
         problems: sentences on what was dropped or odd.
@@ -117,6 +119,7 @@ def write_report(
         curves=_data_uri(curves) if curves else None,
         header=header,
         rows=rows,
+        table_title=table_title,
         pictures=[(caption, _data_uri(png)) for caption, png in pictures],
         options=dict(options or {}),
         problems=list(problems),

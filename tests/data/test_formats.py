@@ -173,21 +173,23 @@ def test_where_the_data_set_is_found(tmp_path, masks_folder):
     assert str(root) in str(error.value)
 
 
-def test_nothing_that_can_be_read(tmp_path, masks_folder, shared):
+def test_nothing_that_can_be_read(tmp_path, masks_folder):
     with pytest.raises(FileNotFoundError, match="there are: here"):
         (tmp_path / "here").mkdir()
         formats.read(tmp_path / "gone" / "further")
     with pytest.raises(ValueError, match="It is empty") as error:
         formats.read(tmp_path / "here")
-    assert all(name in str(error.value) for name in formats.FORMATS)
+    assert all(name in str(error.value) for name in formats.FORMATS if name != "sharp_images")
     (tmp_path / "here" / "notes.txt").write_text("x")
     with pytest.raises(ValueError, match="notes.txt"):
         formats.read(tmp_path / "here")
-    with pytest.raises(ValueError, match="RCNN_Masks, Classified_Tiles"):
+    with pytest.raises(ValueError, match="RCNN_Masks, Panoptic_Segmentation, Classified_Tiles"):
         formats.read(tmp_path / "here", format="Labeled")
     with pytest.raises(ValueError, match="is not in the format COCO"):
         formats.read(masks_folder(), format="coco")
     with pytest.raises(ValueError, match="Imagenet: classification"):
         formats.read(masks_folder(), task="classification", format="image_masks")
-    with pytest.raises(ValueError, match="call it Panoptic_Segmentation"):
-        formats.read(shared / "data" / "esri_exports" / "Panoptic_Segmentation")
+    root = masks_folder(root=tmp_path / "change", labels="labels")
+    (root / "esri_accumulated_stats.json").write_text('{"MetaDataMode": "ChangeDetection"}')
+    with pytest.raises(ValueError, match="call it ChangeDetection"):
+        formats.read(root)

@@ -1,21 +1,122 @@
 """Readers of on-disk formats, one module each with TASKS, LAYOUT, `recognise(path)` and `read(path, task)`."""
 
+import re
 from pathlib import Path
 from types import ModuleType
 
-from accel_geo.data.formats import classified_tiles, coco, esri, image_masks, imagenet, rcnn_masks
+from accel_geo.data.formats import (
+    classified_tiles,
+    coco,
+    esri,
+    export_tiles,
+    image_ids,
+    image_masks,
+    image_pairs,
+    imagenet,
+    kitti,
+    labeled_tiles,
+    multilabeled_tiles,
+    panoptic_tiles,
+    rcnn_masks,
+    sharp_images,
+    voc,
+)
 from accel_geo.data.formats.rows import Rows, has_raster, some
 
+# In the order in which they are tried; where a task is asked for, formats that serve it first and foremost come first.
 FORMATS: dict[str, ModuleType] = {
+    "PASCAL_VOC_rectangles": voc,
+    "KITTI_rectangles": kitti,
     "RCNN_Masks": rcnn_masks,
+    "Panoptic_Segmentation": panoptic_tiles,
     "Classified_Tiles": classified_tiles,
+    "Labeled_Tiles": labeled_tiles,
+    "MultiLabeled_Tiles": multilabeled_tiles,
     "Imagenet": imagenet,
+    "Export_Tiles": export_tiles,
     "COCO": coco,
+    "image_ids": image_ids,
     "image_masks": image_masks,
+    "image_pairs": image_pairs,
+    "sharp_images": sharp_images,
 }
+# Other names that users know.
+_ALIASES = {"coco_rectangles": "COCO", "yolo_rectangles": "YOLO", "pascal_voc": "PASCAL_VOC_rectangles"}
+_ALIASES |= {"voc": "PASCAL_VOC_rectangles", "kitti": "KITTI_rectangles", "superres": "Export_Tiles"}
 
 # Folders that belong to the one above.
 _INNER = {"images", "images2", "labels", "labels2", "masks", "semantic", "annotations"}
+# Folders that are a split as a whole.
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "val": "valid",
+    "valid": "valid",
+    "validation": "valid",
+    "test": "test",
+}
+
+
+def read_all(path: object, task: str | None = None, format: str | None = None) -> list[tuple[str, Rows]]:
+    """Read the rows of whatever `prepare_data` is given.
+
+    Args:
+        path: a folder or an annotation file; a list of them; a folder with data sets in train/, valid/ (or val/,
+            validation/) and test/; or a data set of the library `datasets`, or the name of one on the hub.
+        task: what the labels are read for; None takes what the first format serves.
+        format: name of the format of all; None recognises each.
+
+    Returns:
+        (split, rows) of each folder; the split is "" where the chips are yet to be divided.
+
+    Raises:
+        FileNotFoundError, ValueError: see `read`.
+    """
+    if _of_the_hub(path):
+        from accel_geo.data.formats.hub_dataset import read_dataset
+
+        return [("", read_dataset(path, task))]
+    if isinstance(path, list | tuple):
+        if not path:
+            raise ValueError("the list of data folders is empty; give at least one")
+        found: list[tuple[str, Rows]] = []
+        for one in path:
+            found += read_all(one, task or (found[0][1].task if found else None), format)
+        return found
+    folders = _split_folders(Path(path).expanduser(), task, format)
+    if not folders:
+        return [("", read(path, task, format))]
+    first = read(folders["train"], task, format)
+    rest = [(split, read(place, first.task, format)) for split, place in folders.items() if split != "train"]
+    return [("train", first), *rest]
+
+
+def read_scenes(path: object, vectors: str | Path, **options: object) -> Rows:
+    """Read the rows of scenes whose labels are shapes in a vector file; see `scene_vectors.read_scenes`."""
+    from accel_geo.data.formats import scene_vectors
+
+    return scene_vectors.read_scenes(path, vectors, **options)
+
+
+def _of_the_hub(path: object) -> bool:
+    if isinstance(path, str):
+        return (
+            bool(re.fullmatch(r"[\w.-]+/[\w.-]+", path)) and not Path(path).exists() and not Path(path).parent.exists()
+        )
+    return not isinstance(path, Path | list | tuple) and hasattr(path, "map")  # datasets are not imported to ask them
+
+
+def _split_folders(path: Path, task: str | None, format: str | None) -> dict[str, Path]:
+    # train/, valid/, test/ of a folder, where each is a data set and the folder itself is none.
+    if not path.is_dir():
+        return {}
+    entries = sorted(entry for entry in path.iterdir() if entry.is_dir() and entry.name.casefold() in _SPLITS)
+    folders = {_SPLITS[entry.name.casefold()]: entry for entry in entries}
+    names = _names(format, task)
+    if not {"train", "valid"} <= set(folders) or any(FORMATS[name].recognise(path) for name in names):
+        return {}
+    found = [any(FORMATS[name].recognise(place) for name in names) for place in folders.values()]
+    return {split: folders[split] for split in ("train", "valid", "test") if split in folders} if all(found) else {}
 
 
 def read(path: str | Path, task: str | None = None, format: str | None = None) -> Rows:
@@ -35,7 +136,8 @@ def read(path: str | Path, task: str | None = None, format: str | None = None) -
         raise FileNotFoundError(f"{path} does not exist. {_nearby(path)}")
     names = _names(format, task)
     place, name = _locate(path, names, forced=format is not None)
-    rows = FORMATS[name].read(place, task or FORMATS[name].TASKS[0])
+    module = FORMATS[name]
+    rows = module.read(place, task or module.TASKS[0])
     if place != path and path.is_dir():
         rows.problems.insert(0, f"the data set was found in {place}")
     if not len(rows.dataset):
@@ -46,14 +148,17 @@ def read(path: str | Path, task: str | None = None, format: str | None = None) -
 def _names(format: str | None, task: str | None) -> list[str]:
     names = list(FORMATS)
     if format is not None:
-        names = [name for name in FORMATS if name.casefold() == str(format).casefold()]
+        wanted = _ALIASES.get(str(format).casefold(), str(format)).casefold()
+        names = [name for name in FORMATS if name.casefold() == wanted]
         if not names:
             raise ValueError(f"format {format!r} is not known; the formats are {', '.join(FORMATS)}")
     fitting = [name for name in names if task is None or task in FORMATS[name].TASKS]
+    if format is None and task is None:  # any folder of images would do
+        fitting.remove("sharp_images")
     if not fitting:
         serves = ", ".join(f"{name}: {' '.join(module.TASKS)}" for name, module in FORMATS.items())
         raise ValueError(f"format {format or 'any'} does not serve the task {task!r}; the formats serve {serves}")
-    return fitting
+    return sorted(fitting, key=lambda name: FORMATS[name].TASKS[0] != task)  # stable
 
 
 def _locate(path: Path, names: list[str], forced: bool) -> tuple[Path, str]:

@@ -28,6 +28,7 @@ class Rows:
         closed: labels may hold these class values only; otherwise the values found on disk are the classes.
         bands: names of the bands from metadata, or none.
         map_space: imagery seen from above in map orientation.
+        zero_is_class: 0 is an ordinary class value, not background (category ids that count from 0).
         multilabel: a chip may have several labels (classification).
         things: class values whose objects are counted one by one (panoptic).
         scale: how many times finer the sharp raster of a pair is (super-resolution); None where sizes do not tell.
@@ -45,6 +46,7 @@ class Rows:
     closed: bool = True
     bands: tuple[str, ...] = ()
     map_space: bool = True
+    zero_is_class: bool = False
     multilabel: bool = False
     things: frozenset[int] = frozenset()
     scale: int | None = None
@@ -173,6 +175,11 @@ def read_json(file: Path) -> object:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{file} is no valid JSON: {error}") from error
+
+
+def locate(root: Path, name: str) -> Path | str:
+    """Return where a row's file lies; what GDAL opens by itself (/vsi...) stays as it is."""
+    return name if name.startswith("/vsi") else root / name
 
 
 def relative(file: Path, root: Path) -> str:

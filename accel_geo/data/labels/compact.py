@@ -16,6 +16,7 @@ from accel_geo.data.shapes import draw, shape_mask
 
 Size = tuple[int, int]  # height, width
 NO_DATA = -(2**31)  # the value of label pixels that are no data
+BACKGROUND = NO_DATA + 1  # of pixels that no shape covers: 0 may be a class there (COCO categories count from 0)
 
 
 class Label(NamedTuple):
@@ -113,15 +114,17 @@ def _by_colour(bands: np.ndarray, colours: Mapping[tuple[int, int, int], int], n
 def class_pixels(row: dict, place: Place) -> np.ndarray:
     """Return the class value of each pixel [H, W] of a row, at the chip's final size.
 
-    From its class raster, else from its shapes, of which the later ones lie on top, else from its object rasters; 0
-    where there are none, NO_DATA where there is no data.
+    From its class raster, else from its shapes, of which the later ones lie on top, else from its object rasters;
+    BACKGROUND where there are none, NO_DATA where there is no data.
     """
     if row["label_files"] and not row["values"]:
         mask = class_raster(place, row["label_files"][0])
     elif row["segments"]:
-        mask = draw([json.loads(shape) for shape in row["segments"]], row["values"], place.source)
+        shapes = [json.loads(shape) for shape in row["segments"]]
+        numbers = draw(shapes, range(1, len(shapes) + 1), place.source)
+        mask = np.array([BACKGROUND, *row["values"]])[numbers]
     else:
-        mask = np.zeros(place.source, dtype=np.int64 if row["label_files"] else np.uint8)
+        mask = np.full(place.source, BACKGROUND)
         for value, region, left, top in objects(row, place):
             mask[top : top + region.shape[0], left : left + region.shape[1]][region] = value
     if place.size != place.source:

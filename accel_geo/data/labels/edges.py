@@ -8,6 +8,7 @@ import torch
 from scipy.ndimage import binary_erosion
 
 from accel_geo.data.labels.compact import (
+    BACKGROUND,
     NO_DATA,
     Label,
     Place,
@@ -26,7 +27,7 @@ def decode(row: dict, place: Place) -> Label:
     """Read which pixels are edges; the value of a pixel is that of the class whose edge it is."""
     if not row["values"]:
         return pack_pixels(class_pixels(row, place), label_name(row))
-    mask = np.zeros(place.source, dtype=np.int64)
+    mask = np.full(place.source, BACKGROUND)
     if row["segments"]:
         for value in sorted(set(row["values"])):
             shapes = [json.loads(shape) for shape, v in zip(row["segments"], row["values"]) if v == value]
