@@ -16,8 +16,8 @@ from accel_geo.data.formats.rows import read_json, some
 from accel_geo.data.pixels import RASTER_SUFFIXES
 
 _FILES = ("esri_model_definition.emd", "esri_accumulated_stats.json")
-_SUFFIXES = "|".join(suffix[1:] for suffix in (*RASTER_SUFFIXES, ".xml", ".txt", ".json"))
-_NAME = re.compile(rf"\S.*?\.(?:{_SUFFIXES})(?=\s|$)", re.IGNORECASE)  # blanks may be part of a name
+_SUFFIXES = (*RASTER_SUFFIXES, ".xml", ".txt", ".json")
+_NAME = re.compile(rf"\S.*?(?:{'|'.join(map(re.escape, _SUFFIXES))})(?=\s|$)", re.IGNORECASE)
 _INTEGER = re.compile(r"[+-]?\d+(\.0*)?")
 
 
@@ -87,11 +87,12 @@ def metadata(path: Path) -> Metadata:
             continue
         result.files.append(present[name])
         lists[name] = _take(values, result)
-    if len(lists) == 2 and all(lists.values()) and lists[_FILES[0]] != lists[_FILES[1]]:
-        listed = [", ".join(f"{v} {n}" for v, n in sorted(known.items())) for known in lists.values()]
+    told = [{value: name for value, name in known.items() if value} for known in lists.values() if known]
+    if len(told) == 2 and told[0] != told[1]:
+        listed = [", ".join(f"{value} {name}" for value, name in sorted(known.items())) for known in told]
         result.problems.append(
-            f"the class lists differ: {_FILES[0]} says {listed[0]}; {_FILES[1]} says {listed[1]}; taken together, "
-            "the first one's names count"
+            f"the class lists differ: {_FILES[0]} says {listed[0]}; {_FILES[1]} says {listed[1]}; all are taken, with the "
+            "names of the first"
         )
     result.files += [present[name] for name in ("map.txt", "stats.txt") if name in present]
     return result
@@ -195,29 +196,38 @@ def disagreements(meta: Metadata, chips: int) -> list[str]:
     if meta.chips is not None and meta.chips != chips:
         problems.append(f"the metadata count {meta.chips} chips, {chips} are on disk: what is on disk was read")
     listing = next((file for file in meta.files if file.name.casefold() == "map.txt"), None)
-    return problems + (_map_problems(listing) if listing else [])
+    return problems + (_map_problems(listing, chips) if listing else [])
 
 
-def map_lines(file: Path) -> list[list[str]]:
+def map_lines(file: Path) -> list[tuple[str, ...]]:
     """Read map.txt: the chip and the label files of each line, with forward slashes."""
     text = file.read_bytes().decode("utf-8-sig", errors="replace").replace("\\", "/")
-    return [names for line in text.splitlines() if (names := _NAME.findall(line))]
+    return [names for line in text.splitlines() if (names := _names(line))]
 
 
-def _map_problems(file: Path) -> list[str]:
+def _names(line: str) -> tuple[str, ...]:
+    # Blanks separate names, and may be part of them.
+    words = line.split()
+    plain = all(word.lower().endswith(_SUFFIXES) for word in words)
+    return tuple(words if plain else _NAME.findall(line))
+
+
+def _map_problems(file: Path, chips: int) -> list[str]:
     try:
-        lines = [tuple(line) for line in map_lines(file)]
+        lines = map_lines(file)
     except OSError as error:
         return [f"{file} cannot be read ({error}); it is not needed and was left out"]
     problems = []
     if repeated := len(lines) - len(set(lines)):
         problems.append(f"map.txt repeats {repeated} line(s), which count once")
     folders: dict[str, set[str]] = {}
-    missing = [
-        name for name in dict.fromkeys(name for line in lines for name in line) if not _on_disk(name, file, folders)
-    ]
+    names = dict.fromkeys(name for line in lines for name in line)
+    missing = [name for name in names if not _on_disk(name, file, folders)]
     if missing:
         problems.append(f"map.txt names {len(missing)} file(s) that are not on disk: {some(missing, 3)}")
+    listed = len({line[0] for line in lines} - set(missing))
+    if lines and listed < chips:
+        problems.append(f"map.txt names {listed} of {chips} chips: all were read")
     return problems
 
 

@@ -6,8 +6,9 @@ where their sizes differ, the larger one is the sharp one.
 
 from pathlib import Path
 
-from accel_geo.data.formats import esri, image_pairs
-from accel_geo.data.formats.rows import Rows, folder, has_raster, rasters, relative, table
+from accel_geo.data.formats import boxes, esri, image_pairs
+from accel_geo.data.formats.rows import Rows, folder, has_raster, table
+from accel_geo.data.pixels import RASTER_SUFFIXES
 
 TASKS = ("super_resolution",)
 LAYOUT = "images/<chip>, with ArcGIS metadata, and images2/<chip> where there are pairs"
@@ -39,11 +40,12 @@ def read(path: Path, task: str) -> Rows:
     meta, images, second = esri.metadata(path), folder(path, "images"), _second(path)
     if images is None:
         raise ValueError(f"{path} holds no folder images: {LAYOUT}")
+    chips = boxes.listing(images, RASTER_SUFFIXES)
     if second is None:
-        rows = [{"file": relative(file, path)} for file in rasters(images)]
+        rows = [{"file": f"{images.name}/{chip}", **boxes.placed(chip)} for chip in chips]
         result = Rows("Export_Tiles", task, path, table(rows), classes={})
     else:
         result = image_pairs.read_pairs(path, images, second, task, "Export_Tiles")
     result.bands, result.map_space, result.sources = meta.bands, meta.map_space, meta.files
-    result.problems = [*esri.disagreements(meta, len(rasters(images))), *result.problems]
+    result.problems = [*esri.disagreements(meta, len(chips)), *result.problems]
     return result

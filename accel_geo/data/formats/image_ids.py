@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from accel_geo.data.formats import esri, image_masks
-from accel_geo.data.formats.rows import Rows, label_problems, pair, rasters, relative, table
+from accel_geo.data.formats import boxes, esri, image_masks
+from accel_geo.data.formats.rows import Rows, label_problems, table
+from accel_geo.data.pixels import RASTER_SUFFIXES
 
 TASKS = ("instances", "detection", "semantic", "edges")
 LAYOUT = "images/<chip> and instances/<chip>, object numbers as pixels; all objects are of one class"
@@ -24,10 +25,11 @@ def read(path: Path, task: str) -> Rows:
     images, ids = image_masks.mask_folder(path, (*FOLDERS, *image_masks.MASKS))
     if ids is None:
         raise ValueError(f"{path} holds no folder {' or '.join(FOLDERS)} with a raster named like a chip in images/")
-    files = rasters(images)
-    pairs, lonely = pair(files, images, ids)
+    chips = boxes.listing(images, RASTER_SUFFIXES)
+    pairs, lonely = boxes.pair(chips, boxes.listing(ids, RASTER_SUFFIXES), str(ids))
     rows = []
-    for file in files:
-        labels = [relative(pairs[file], path)] if file in pairs else []
-        rows.append({"file": relative(file, path), "label_files": labels, "values": [1] * len(labels)})
+    for chip in chips:
+        labels = [f"{ids.name}/{pairs[chip]}"] if chip in pairs else []
+        row = {"file": f"{images.name}/{chip}", "label_files": labels, "values": [1] * len(labels)}
+        rows.append(row | boxes.placed(chip))
     return Rows("image_ids", task, path, table(rows), {1: "object"}, named=False, problems=label_problems(rows, lonely))

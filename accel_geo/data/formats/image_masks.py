@@ -4,13 +4,14 @@ Masks may be named like their chips, or with a word behind (chip_mask.png). They
 of its own, where a file beside them tells the colours; a picture in grey holds the values in each of its bands.
 """
 
-import os
 import re
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
-from accel_geo.data.formats import colour_map, esri
-from accel_geo.data.formats.rows import Rows, folder, label_problems, pair, rasters, relative, stem, table
+from accel_geo.data.formats import boxes, colour_map, esri
+from accel_geo.data.formats.rows import Rows, folder, label_problems, table
+from accel_geo.data.pixels import RASTER_SUFFIXES
 
 TASKS = ("semantic", "edges")
 LAYOUT = "images/<chip> and masks|labels|semantic/<chip>, class values (or colours, with a class_dict.csv) as pixels"
@@ -26,13 +27,10 @@ def mask_folder(path: Path, names: tuple[str, ...]) -> tuple[Path | None, Path |
     images = folder(path, *IMAGES)
     if images is None:
         return None, None
-    plain: set[str] = set()
-    for _, _, files in os.walk(images):
-        plain |= {_WORDS.sub("", os.path.splitext(name)[0].casefold()) for name in files}
+    stems = {_plain(chip) for chip in boxes.listing(images, RASTER_SUFFIXES)}
     for name in names:
         masks = folder(path, name)
-        some_masks = islice(rasters(masks), _LOOKED_AT) if masks else ()
-        if any(_plain(file, masks).rsplit("/", 1)[-1] in plain for file in some_masks):
+        if masks and any(_plain(mask) in stems for mask in boxes.listing(masks, RASTER_SUFFIXES)[:_LOOKED_AT]):
             return images, masks
     return images, None
 
@@ -72,17 +70,17 @@ def read_pair(path: Path, images: Path, masks: Path, task: str, name: str) -> Ro
     Raises:
         ValueError: two masks belong to one chip, or they are in colours that no file explains.
     """
-    files = rasters(images)
-    pairs, lonely = pair(files, images, masks)
+    chips, files = boxes.listing(images, RASTER_SUFFIXES), boxes.listing(masks, RASTER_SUFFIXES)
+    pairs, lonely = boxes.pair(chips, files, str(masks))
     if not pairs:
-        pairs, lonely = _pair_plainly(files, images, masks)
-    rows = [
-        {"file": relative(file, path), "label_files": [relative(pairs[file], path)] if file in pairs else []}
-        for file in files
-    ]
+        pairs, lonely = _pair_plainly(chips, files, masks)
+    rows = []
+    for chip in chips:
+        labels = [f"{masks.name}/{pairs[chip]}"] if chip in pairs else []
+        rows.append({"file": f"{images.name}/{chip}", "label_files": labels, **boxes.placed(chip)})
     result = Rows(name, task, path, table(rows), classes={}, named=False, closed=False)
     result.problems = label_problems(rows, lonely)
-    found = colour_map.read((masks, path), list(islice(pairs.values(), 5)))
+    found = colour_map.read((masks, path), [masks / file for file in islice(pairs.values(), 5)])
     if found is not None:
         result.colours = found.colours
         result.sources += found.sources
@@ -91,17 +89,15 @@ def read_pair(path: Path, images: Path, masks: Path, task: str, name: str) -> Ro
     return result
 
 
-def _plain(file: Path, base: Path) -> str:
-    return _WORDS.sub("", stem(file, base))
+def _plain(name: str) -> str:
+    return _WORDS.sub("", boxes.stem(name))
 
 
-def _pair_plainly(files: list[Path], images: Path, masks: Path) -> tuple[dict[Path, Path], int]:
-    # As `pair`, for names that end in words such as _mask.
-    by_stem: dict[str, Path] = {}
-    for mask in rasters(masks):
-        other = by_stem.setdefault(_plain(mask, masks), mask)
-        if other != mask:
-            raise ValueError(f"two label files for one chip: {other} and {mask}; keep one of them")
-    stems = {file: _plain(file, images) for file in files}
-    pairs = {file: by_stem[key] for file, key in stems.items() if key in by_stem}
-    return pairs, len(by_stem) - len(set(stems.values()) & set(by_stem))
+def _pair_plainly(chips: Iterable[str], files: Iterable[str], masks: Path) -> tuple[dict[str, str], int]:
+    # As `boxes.pair`, for names that end in words such as _mask.
+    by_stem: dict[str, str] = {}
+    for file in files:
+        if (other := by_stem.setdefault(_plain(file), file)) != file:
+            raise boxes.two_labels(f"{masks}/{other}", f"{masks}/{file}")
+    pairs = {chip: by_stem[name] for chip in chips if (name := _plain(chip)) in by_stem}
+    return pairs, len(by_stem) - len(set(pairs.values()))

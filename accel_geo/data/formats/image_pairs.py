@@ -5,16 +5,19 @@ LR_bicubic/X4 beside HR); files may carry the same words, or the factor, at the 
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-from accel_geo.data.formats import esri
-from accel_geo.data.formats.rows import Rows, rasters, relative, some, stem, table
+from accel_geo.data.formats import boxes, esri
+from accel_geo.data.formats.rows import Rows, some, table
+from accel_geo.data.pixels import RASTER_SUFFIXES
 
 TASKS = ("super_resolution",)
 LAYOUT = "low/<chip> and high/<chip> (or lr and hr, input and target): the same ground, coarse and sharp"
 _COARSE = {"low", "lr", "lowres", "coarse", "input", "inputs"}
 _SHARP = {"high", "hr", "highres", "sharp", "fine", "target", "targets", "gt"}
 _FACTOR = re.compile(r"x\d+|\d+x")
+_ENDING = re.compile(rf"(?:[\W_](?:{'|'.join(_COARSE | _SHARP)})|[\W_]?x[2-8])+$")
 _FURTHER = {"bicubic", "unknown", "resolution", "res", "images", "image"}
 
 
@@ -41,10 +44,16 @@ def _folders(path: Path) -> list[tuple[Path, Path]]:
 
 
 def recognise(path: Path) -> bool:
-    """Say whether a folder is in this format."""
-    if not path.is_dir() or esri.metadata(path).mode:
+    """Say whether a folder is in this format: most files of one folder have a partner in the other.
+
+    Folders named low and high may be classes as well; the names of their chips tell.
+    """
+    found = _folders(path)
+    if not found or esri.metadata(path).mode:
         return False
-    return any(rasters(coarse) and rasters(sharp) for coarse, sharp in _folders(path))
+    coarse, sharp = found[0]
+    ours, theirs = _files(coarse, sharp)
+    return len(ours.keys() & theirs.keys()) > 0.8 * max(len(ours), len(theirs))
 
 
 def read(path: Path, task: str) -> Rows:
@@ -60,15 +69,6 @@ def read(path: Path, task: str) -> Rows:
     return read_pairs(path, *found[0], task, "image_pairs")
 
 
-def plain_stem(file: Path, base: Path) -> str:
-    """Return what pairs a coarse with a sharp file: the stem without words such as _lr, _hr or x4 at its end."""
-    name = stem(file, base)
-    words = "|".join(sorted(_COARSE | _SHARP, key=len, reverse=True))
-    parts = [part for part in name.split("/") if not _FACTOR.fullmatch(part)]  # LR_bicubic/X4/0001x4.png
-    parts[-1] = re.sub(rf"(?:[\W_](?:{words})|[\W_]?(?<=\d)x[2-9]|[\W_]x\d+)+$", "", parts[-1]) or parts[-1]
-    return "/".join(parts)
-
-
 def read_pairs(path: Path, coarse: Path, sharp: Path, task: str, name: str) -> Rows:
     """Read the rows of two folders of the same ground.
 
@@ -82,31 +82,46 @@ def read_pairs(path: Path, coarse: Path, sharp: Path, task: str, name: str) -> R
     Raises:
         ValueError: two files would pair with one, no pair was found, or the sizes of a pair do not fit.
     """
-    ours, theirs = _by_stem(coarse), _by_stem(sharp)
+    ours, theirs = _files(coarse, sharp)
     pairs = [(ours[key], theirs[key]) for key in ours if key in theirs]
     if not pairs:
         raise ValueError(
-            f"no file in {coarse} is named like one in {sharp}: there are {some([f.name for f in ours.values()], 3)} "
-            f"and {some([f.name for f in theirs.values()], 3)}"
+            f"no file in {coarse} is named like one in {sharp}: there are {some(ours.values(), 3)} "
+            f"and {some(theirs.values(), 3)}"
         )
     problems = []
     for folder, count in ((coarse, len(ours) - len(pairs)), (sharp, len(theirs) - len(pairs))):
         if count:
             problems.append(f"{count} file(s) in {folder.name} have no partner and were left out")
-    scale = _scale(*pairs[0])
+    scale = _scale(coarse / pairs[0][0], sharp / pairs[0][1])
     if scale is not None and scale < 0:
         problems.append(f"the rasters in {coarse.name} are larger than those in {sharp.name}: they are the sharp ones")
-        pairs, scale = [(small, large) for large, small in pairs], -scale
-    rows = [{"file": relative(a, path), "label_files": [relative(b, path)]} for a, b in pairs]
+        coarse, sharp, pairs, scale = sharp, coarse, [(small, large) for large, small in pairs], -scale
+    rows = [{"file": f"{coarse.name}/{a}", "label_files": [f"{sharp.name}/{b}"], **boxes.placed(a)} for a, b in pairs]
     return Rows(name, task, path, table(rows), classes={}, scale=scale, problems=problems)
 
 
-def _by_stem(base: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    for file in rasters(base):
-        other = found.setdefault(plain_stem(file, base), file)
-        if other != file:
-            raise ValueError(f"two files of one name: {other} and {file}; keep one of them")
+def _files(coarse: Path, sharp: Path) -> tuple[dict[str, str], dict[str, str]]:
+    # The files of both folders by what pairs them: their names, else their names without what tells them apart.
+    listed = [boxes.listing(base, RASTER_SUFFIXES) for base in (coarse, sharp)]
+    ours, theirs = (_by_key(names, boxes.stem, base) for names, base in zip(listed, (coarse, sharp)))
+    if ours.keys() & theirs.keys():
+        return ours, theirs
+    ours, theirs = (_by_key(names, _key, base) for names, base in zip(listed, (coarse, sharp)))
+    return ours, theirs
+
+
+def _key(name: str) -> str:
+    parts = [part for part in boxes.stem(name).split("/") if not _FACTOR.fullmatch(part)]  # LR_bicubic/X4/0001x4.png
+    parts[-1:] = [_ENDING.sub("", part) for part in parts[-1:]]
+    return "/".join(parts)
+
+
+def _by_key(names: list[str], key: Callable[[str], str], base: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in names:
+        if (other := found.setdefault(key(name), name)) != name:
+            raise ValueError(f"two files of the same ground: {base / other} and {base / name}; keep one of them")
     return found
 
 

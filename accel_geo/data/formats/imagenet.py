@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from accel_geo.data.formats import esri
-from accel_geo.data.formats.rows import Rows, folder, has_raster, rasters, relative, table
+from accel_geo.data.formats import boxes, esri
+from accel_geo.data.formats.rows import Rows, folder, has_raster, table
+from accel_geo.data.pixels import RASTER_SUFFIXES
 
 TASKS = ("classification",)
 LAYOUT = "images/<class>/<chip> or <class>/<chip>"
@@ -14,14 +15,20 @@ def _base(path: Path) -> Path:
     return folder(path, "images") or path
 
 
+def _is_inner(path: Path) -> bool:
+    return path.name.casefold() == "images" and esri.metadata(path.parent).mode == "Imagenet"
+
+
 def _class_folders(path: Path) -> list[Path]:
     return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def recognise(path: Path) -> bool:
-    """Say whether a folder is in this format."""
+    """Say whether a folder is in this format; images/ of an export is not, its metadata lie above."""
     mode = esri.metadata(path).mode
-    if not path.is_dir() or (mode and mode != "Imagenet") or folder(path, "labels", "masks", "annotations"):
+    if not path.is_dir() or mode not in ("", "Imagenet"):
+        return False
+    if not mode and (folder(path, "labels", "masks", "annotations") or _is_inner(path)):
         return False
     base = _base(path)
     folders = _class_folders(base)
@@ -33,7 +40,7 @@ def recognise(path: Path) -> bool:
 def read(path: Path, task: str) -> Rows:
     """Read the rows of a folder; class values come from the metadata, else from the order of the folders' names."""
     base, meta = _base(path), esri.metadata(path)
-    folders = [entry for entry in _class_folders(base) if rasters(entry)]
+    folders = [entry for entry in _class_folders(base) if boxes.listing(entry, RASTER_SUFFIXES)]
     classes, problems = dict(meta.classes), []
     numbers = all(entry.name.isdecimal() for entry in folders) and len({int(e.name) for e in folders}) == len(folders)
     rows = []
@@ -44,9 +51,10 @@ def read(path: Path, task: str) -> Rows:
             classes[value] = entry.name
             if meta.classes:
                 problems.append(f"folder {entry.name} is no class of the metadata: taken as class {value}")
-        rows += [{"file": relative(file, path), "values": [value]} for file in rasters(entry)]
-    unused = [name for value, name in classes.items() if value not in {row["values"][0] for row in rows}]
-    if unused:
+        prefix = entry.relative_to(path).as_posix()
+        rows += [{"file": f"{prefix}/{chip}", "values": [value]} for chip in boxes.listing(entry, RASTER_SUFFIXES)]
+    used = {row["values"][0] for row in rows}
+    if unused := [name for value, name in classes.items() if value not in used]:
         problems.append(f"no chip of class {', '.join(unused)}")
     return Rows(
         format="Imagenet",

@@ -1,11 +1,11 @@
 """Labeled_Tiles, as exported by ArcGIS Pro: labels/<chip>.xml names the one class of the chip."""
 
-from itertools import islice
 from pathlib import Path
 from xml.etree.ElementTree import Element, ParseError
 
-from accel_geo.data.formats import esri
-from accel_geo.data.formats.rows import Rows, folder, rasters, relative, some, stem, table
+from accel_geo.data.formats import boxes, esri
+from accel_geo.data.formats.rows import Rows, folder, some, table
+from accel_geo.data.pixels import RASTER_SUFFIXES
 
 TASKS = ("classification",)
 LAYOUT = "images/<chip> and labels/<chip>.xml whose <object><name> is the class of the whole chip"
@@ -21,7 +21,7 @@ def read(path: Path, task: str) -> Rows:
     """Read the rows of a folder; chips without a label have no value.
 
     Raises:
-        ValueError: a label file cannot be read, names several classes or one that is in no class list.
+        ValueError: a label file cannot be read, or names several classes.
     """
     return read_tiles(path, task, multilabel=False)
 
@@ -36,28 +36,18 @@ def kind(path: Path) -> str:
         return ""
     if mode:
         return mode
-    several = False
-    looked_at = 0
-    for file in islice(_label_files(labels), _LOOKED_AT):
+    several, labelled = False, 0
+    for name in boxes.listing(labels, (".xml",))[:_LOOKED_AT]:
         try:
-            root = parse(file)
+            root = parse(labels / name)
         except ValueError:
             continue
         objects = root.findall("object")
-        if not all(_whole_chip(entry, root) for entry in objects):
+        if root.tag != "annotation" or not all(_whole_chip(entry, root) for entry in objects):
             return ""
-        looked_at += bool(objects)
+        labelled += bool(objects)
         several |= len(objects) > 1 or any("," in (entry.findtext("name") or "") for entry in objects)
-    return ("MultiLabeled_Tiles" if several else "Labeled_Tiles") if looked_at else ""
-
-
-def _label_files(labels: Path) -> list[Path]:
-    return sorted(f for f in labels.iterdir() if f.name.lower().endswith(".xml") and not is_litter(f.name))
-
-
-def is_litter(name: str) -> bool:
-    """Say whether an XML file is no label: GDAL's sidecars, hidden files."""
-    return name.lower().endswith(".aux.xml") or name.startswith(".")
+    return ("MultiLabeled_Tiles" if several else "Labeled_Tiles") if labelled else ""
 
 
 def parse(file: Path) -> Element:
@@ -108,75 +98,45 @@ def read_tiles(path: Path, task: str, multilabel: bool) -> Rows:
     base, labels, meta = folder(path, "images"), folder(path, "labels"), esri.metadata(path)
     if base is None or labels is None:
         raise ValueError(f"{path} holds no folders images and labels: {LAYOUT}")
-    files = rasters(base)
-    names = _names(files, base, labels)
-    classes = dict(meta.classes) or _found_classes(names)
+    chips = boxes.listing(base, RASTER_SUFFIXES)
+    pairs, lonely = boxes.pair(chips, boxes.listing(labels, (".xml",)), str(labels))
+    texts = {chip: _texts(labels / label, meta.classes) for chip, label in pairs.items()}
+    settled = boxes.settle((text for found in texts.values() for text in found), meta.classes, "the metadata")
     rows = []
-    for file in files:
-        label, found = names.get(file, (None, []))
-        values = dict.fromkeys(_value(name, classes, label) for name in found)
+    for chip in chips:
+        values = dict.fromkeys(settled.value_of[text] for text in texts.get(chip, ()))
         if len(values) > 1 and not multilabel:
             raise ValueError(
-                f"{label} names {len(values)} classes ({some(found)}), one is allowed; several labels of a chip are read "
-                "as format MultiLabeled_Tiles"
+                f"{labels / pairs[chip]} names {len(values)} classes ({some(texts[chip])}), one is allowed; several "
+                "labels of a chip are read as format MultiLabeled_Tiles"
             )
-        rows.append({"file": relative(file, path), "values": list(values)})
+        rows.append({"file": f"{base.name}/{chip}", "values": list(values), **boxes.placed(chip)})
     without = [row["file"] for row in rows if not row["values"]]
-    problems = []
+    problems = list(settled.problems)
     if without:
         fate = "they count as chips of no class" if multilabel else "nothing is learned from them"
         problems.append(f"{len(without)} chip(s) without a label, {fate}: {some(without, 3)}")
-    if lonely := sum(1 for _ in _label_files(labels)) - len(names):
-        problems.append(f"{lonely} label file(s) without a chip were left out")
+    problems += boxes.kept_as_background([], lonely)
     used = {value for row in rows for value in row["values"]}
-    if unused := [name for value, name in classes.items() if value not in used]:
+    if unused := [name for value, name in settled.classes.items() if value not in used]:
         problems.append(f"no chip of class {', '.join(unused)}")
     return Rows(
         format="MultiLabeled_Tiles" if multilabel else "Labeled_Tiles",
         task=task,
         root=path,
         dataset=table(rows),
-        classes=dict(sorted(classes.items())),
+        classes=settled.classes,
+        named=settled.named,
         bands=meta.bands,
         map_space=meta.map_space,
         multilabel=multilabel,
-        sources=[*meta.files, *(label for label, _ in names.values())],
+        sources=[*meta.files, *(labels / label for label in pairs.values())],
         problems=[*esri.disagreements(meta, len(rows)), *problems],
     )
 
 
-def _names(files: list[Path], base: Path, labels: Path) -> dict[Path, tuple[Path, list[str]]]:
-    # The label file of each chip that has one, and the class names in it.
-    by_stem: dict[str, Path] = {}
-    for label in _label_files(labels):
-        other = by_stem.setdefault(stem(label, labels), label)
-        if other != label:
-            raise ValueError(f"two label files for one chip: {other} and {label}; keep one of them")
-    names = {}
-    for file in files:
-        label = by_stem.get(stem(file, base))
-        if label is not None:
-            entries = [entry.findtext("name") or "" for entry in parse(label).findall("object")]
-            names[file] = label, [part.strip() for entry in entries for part in entry.split(",") if part.strip()]
-    return names
-
-
-def _found_classes(names: dict[Path, tuple[Path, list[str]]]) -> dict[int, str]:
-    # Without a class list: numbers are class values, names get values in their order.
-    found = sorted({name for _, entries in names.values() for name in entries})
-    if all(name.lstrip("-").isdecimal() for name in found):
-        return {int(name): name for name in found}
-    return dict(enumerate(found, 1))
-
-
-def _value(name: str, classes: dict[int, str], label: Path) -> int:
-    # A class list of the metadata may give names, while labels hold values, and the other way round.
-    number = int(name) if name.lstrip("-").isdecimal() else None
-    value = number if number in classes else esri.class_value(name, classes)
-    if value is None:
-        listed = ", ".join(f"{known} ({value})" for value, known in classes.items())
-        raise ValueError(
-            f"{label} names the class {name!r}, which does not exist: the classes are {listed}. Add it to the class list "
-            "of the metadata, or correct the label"
-        )
-    return value
+def _texts(file: Path, known: dict[int, str]) -> list[str]:
+    # Commas separate classes, unless a class is named so.
+    entries = [(entry.findtext("name") or "").strip() for entry in parse(file).findall("object")]
+    parts = [[entry] if entry in known.values() else entry.split(",") for entry in entries]
+    return [part.strip() for several in parts for part in several if part.strip()]

@@ -18,6 +18,6 @@ def read(path: Path, task: str) -> Rows:
     """Read the rows of a folder; chips without labels are chips of no class.
 
     Raises:
-        ValueError: a label file cannot be read, or names a class that is in no class list.
+        ValueError: a label file cannot be read.
     """
     return labeled_tiles.read_tiles(path, task, multilabel=True)

@@ -5,8 +5,9 @@ Only for runs that ask for the task: any folder of chips would do.
 
 from pathlib import Path
 
-from accel_geo.data.formats import esri
-from accel_geo.data.formats.rows import Rows, folder, rasters, relative, table
+from accel_geo.data.formats import boxes, esri
+from accel_geo.data.formats.rows import Rows, folder, has_raster, table
+from accel_geo.data.pixels import RASTER_SUFFIXES
 
 TASKS = ("super_resolution",)
 LAYOUT = "<chip>, or images/<chip>: sharp images"
@@ -15,13 +16,15 @@ ASKED = True  # never taken unless the task or the format is asked for
 
 def recognise(path: Path) -> bool:
     """Say whether a folder holds images."""
-    return path.is_dir() and bool(rasters(folder(path, "images") or path, deep=False))
+    return path.is_dir() and has_raster(folder(path, "images") or path)
 
 
 def read(path: Path, task: str) -> Rows:
     """Read the rows of a folder."""
-    meta = esri.metadata(path)
-    rows = [{"file": relative(file, path)} for file in rasters(folder(path, "images") or path)]
+    meta, images = esri.metadata(path), folder(path, "images")
+    prefix = f"{images.name}/" if images else ""
+    chips = boxes.listing(images or path, RASTER_SUFFIXES, deep=bool(images))
+    rows = [{"file": prefix + chip, **boxes.placed(chip)} for chip in chips]
     return Rows(
         "sharp_images",
         task,
