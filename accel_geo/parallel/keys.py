@@ -6,7 +6,7 @@ on any process, in any worker, after any resume; no generator state is ever stor
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -38,7 +38,23 @@ def folding(*first: int | str) -> Callable[..., int]:
     return finish
 
 
-def _text(parts: tuple[int | str, ...]) -> bytes:
+def folding_each(first: Sequence[int | str], last: Sequence[int | str] = ()) -> Callable[[Iterable[int]], list[int]]:
+    """Return a function that gives `fold(*first, number, *last)` of each number: cheap enough for a million samples."""
+    begun = hashlib.blake2b(_text(first) + b"\x1f" if first else b"", digest_size=8)
+    end = b"\x1f" + _text(last) if last else b""
+
+    def finish(numbers: Iterable[int]) -> list[int]:
+        result = []
+        for number in numbers:
+            state = begun.copy()
+            state.update(b"i%d%b" % (number, end))
+            result.append(int.from_bytes(state.digest(), "big") >> 1)
+        return result
+
+    return finish
+
+
+def _text(parts: Sequence[int | str]) -> bytes:
     return "\x1f".join(f"{type(part).__name__[0]}{part}" for part in parts).encode()
 
 

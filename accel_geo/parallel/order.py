@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from accel_geo.parallel.keys import folding, generator
+from accel_geo.parallel.keys import folding_each, generator
 
 
 class Request(NamedTuple):
@@ -102,11 +102,14 @@ class EpochOrder:
         """Let the next iteration begin at this batch of this epoch."""
         self.epoch, self.batch = epoch, batch
 
-    def batches(self, epoch: int) -> list[list[int]]:
-        """Return the positions of the samples of every global batch of an epoch."""
+    def batches(self, epoch: int, first: int = 0) -> Iterator[list[int]]:
+        """Yield the positions of the samples of every global batch of an epoch, beginning with batch number `first`."""
         n = len(self.ids)
-        order = permutation(n, self.seed, self.fit, epoch)
-        return [order[piece] for piece in cut(n, batch_count(n, self.batch_size))]
+        order, count = permutation(n, self.seed, self.fit, epoch), batch_count(n, self.batch_size)
+        small, larger = divmod(n, count)
+        for batch in range(first, count):  # as `cut` does it, one slice at a time
+            start = batch * small + min(batch, larger)
+            yield order[start : start + small + (batch < larger)]
 
     def shares(self, batch: int) -> list[list[int]]:
         """Return how many samples each process has in each part of a batch, the same in every epoch: [part][process]."""
@@ -122,13 +125,21 @@ class EpochOrder:
         return (batch_count(len(self.ids), self.batch_size) - self.batch) * self.accumulate
 
     def __iter__(self) -> Iterator[list[Request]]:
-        epoch = self.epoch
-        key = folding(self.seed, self.fit, epoch)
-        for batch in self.batches(epoch)[self.batch :]:
+        keys = folding_each((self.seed, self.fit, self.epoch), (0,))
+        mine: dict[int, list[slice]] = {}  # of a batch of this size; there are two sizes
+        for batch in self.batches(self.epoch, self.batch):
             pad = self.padded_size(batch)
-            for part in cut(len(batch), self.accumulate):
-                mine = batch[part][cut(part.stop - part.start, self.processes)[self.rank]]
-                yield [Request(i, key(self.ids[i], 0), pad) for i in mine]
+            for share in mine.get(len(batch)) or mine.setdefault(len(batch), self._mine(len(batch))):
+                positions = batch[share]
+                yield [Request(i, key, pad) for i, key in zip(positions, keys([self.ids[i] for i in positions]))]
+
+    def _mine(self, size: int) -> list[slice]:
+        # What this process takes of each part of a batch.
+        shares = []
+        for part in cut(size, self.accumulate):
+            share = cut(part.stop - part.start, self.processes)[self.rank]
+            shares.append(slice(part.start + share.start, part.start + share.stop))
+        return shares
 
     def padded_size(self, batch: list[int]) -> tuple[int, int] | None:
         """Return the size that a whole global batch is padded to, or None where all sizes agree."""

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel_geo.parallel.keys import fold, generator, scope
+from accel_geo.parallel.keys import fold, folding_each, generator, scope
 
 parts = st.lists(st.one_of(st.integers(-(2**70), 2**70), st.text(max_size=8)), max_size=5)
 
@@ -73,3 +73,9 @@ def test_a_scope_leaves_the_generator_of_an_accelerator_alone(monkeypatch):
     monkeypatch.setattr(torch, "manual_seed", lambda seed: (_ for _ in ()).throw(AssertionError("seeded everything")))
     with scope(1):
         torch.rand(1)
+
+
+@given(st.lists(st.integers(-(10**12), 10**12), max_size=5))
+def test_many_keys_at_once_are_the_same_keys(numbers):
+    assert folding_each((42, 0, "a"), (0,))(numbers) == [fold(42, 0, "a", n, 0) for n in numbers]
+    assert folding_each(())(numbers) == [fold(n) for n in numbers]
