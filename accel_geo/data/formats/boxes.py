@@ -17,9 +17,15 @@ from typing import NamedTuple
 from accel_geo.data.formats import esri
 from accel_geo.data.formats.rows import Rows, some, table
 
-SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "val": "valid",
+    "valid": "valid",
+    "validation": "valid",
+    "test": "test",
+}
 _WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
-_BACKGROUND = ("background", "nodata", "no data", "none", "void", "unlabelled", "unlabeled")
 _SAMPLED = 200  # label files that are looked into to tell formats apart
 
 
@@ -250,33 +256,20 @@ def make_rows(
     """
     settled = settle((text for each in objects.values() for text in each.texts), known, where)
     value_of, classes, columns = settled.value_of, settled.classes, columns or {}
-    problems = [*settled.problems, *problems]
-    if task == "semantic":
-        raised = above_background(classes, problems)
-        classes = dict(sorted((raised.get(value, value), name) for value, name in classes.items()))
-        value_of = {text: raised.get(value, value) for text, value in value_of.items()}
     rows = [
         {"file": file, "values": [value_of[text] for text in each.texts], "boxes": each.boxes}
         | {"segments": each.segments, **columns.get(file, {})}
         for file, each in objects.items()
     ]
-    things = frozenset(classes) if task == "panoptic" else frozenset()
     return Rows(
-        name, task, root, table(rows), classes, settled.named, things=things, sources=list(sources), problems=problems
+        format=name,
+        task=task,
+        root=root,
+        dataset=table(rows),
+        classes=classes,
+        named=settled.named,
+        zero_is_class=True,
+        things=frozenset(classes) if task == "panoptic" else frozenset(),
+        sources=list(sources),
+        problems=[*settled.problems, *problems],
     )
-
-
-def above_background(classes: dict[int, str], problems: list[str]) -> dict[int, int]:
-    """Return other values for classes that pixels of a mask cannot have: 0 there is background, below is no data.
-
-    Args:
-        classes: name of each class value; a class 0 called background stays what it is.
-        problems: what is renumbered is added here.
-    """
-    low = [v for v in sorted(classes) if v < 0 or (v == 0 and plain(classes[v]).strip("_ ") not in _BACKGROUND)]
-    free = (value for value in itertools.count(1) if value not in classes)
-    raised = {value: next(free) for value in low}
-    if raised:
-        listed = ", ".join(f"{classes[old]} is {new} instead of {old}" for old, new in raised.items())
-        problems.append(f"in masks 0 is background, so that the class value of {listed}")
-    return raised

@@ -1,15 +1,31 @@
-"""COCO instances: one JSON of images, annotations and categories, beside the chips."""
+"""COCO: one JSON of images, annotations and categories, beside the chips; objects as boxes, polygons or run lengths.
+
+Panoptic files, whose annotations list the segments of a PNG, are read by `coco_panoptic`.
+"""
 
 import json
-import math
-from collections import Counter
+import re
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
-from accel_geo.data.formats.rows import Rows, rasters, read_json, relative, some, table
+from accel_geo.data.formats import boxes, coco_objects, coco_panoptic
+from accel_geo.data.formats.rows import Rows, read_json, some, table
+from accel_geo.data.pixels import RASTER_SUFFIXES
 
-TASKS = ("instances",)
-LAYOUT = "images/<chip> and a JSON of images, annotations (with segmentation) and categories"
+TASKS = ("instances", "detection", "semantic", "edges", "panoptic")
+LAYOUT = "images/<chip> and a JSON of images, annotations (with segmentation, bbox or segments_info) and categories"
+_PLAIN = {"id", "file_name", "width", "height", "license", "coco_url", "flickr_url", "date_captured"}
+
+_OUTLINE = re.compile(rb'"segmentation"\s*:\s*(\{|\[\s*[\[\d.-])')
+
+
+class _Found(NamedTuple):
+    """A file, its content, and how many of its annotations serve the task."""
+
+    file: Path
+    values: dict
+    fitting: int
 
 
 def recognise(path: Path) -> bool:
@@ -17,20 +33,32 @@ def recognise(path: Path) -> bool:
     return bool(_candidates(path))
 
 
+def default_task(path: Path) -> str:
+    """Return the task that the files at a path serve best: instances, detection where there are only boxes, panoptic."""
+    served = {_shown(file.read_bytes().replace(b"\0", b"")) for file in _candidates(path)}
+    return next((task for task in ("instances", "detection", "panoptic") if task in served), TASKS[0])
+
+
+def _shown(text: bytes) -> str:
+    # What a file holds shows in its text: parsing a large one takes long.
+    if b'"segments_info"' in text:
+        return "panoptic"
+    return "instances" if _OUTLINE.search(text) else "detection" if b'"bbox"' in text else TASKS[0]
+
+
 def _candidates(path: Path) -> list[Path]:
     if path.is_file():
         files = [path] if path.suffix.lower() == ".json" else []
     else:
         places = [path, path / "annotations", path / "labels", path / "images"]
-        files = sorted(file for place in places if place.is_dir() for file in place.glob("*.[jJ][sS][oO][nN]"))
-    return [file for file in files if not file.name.startswith(".") and _looks_right(file, file.stat().st_mtime_ns)]
+        files = [p / name for p in places if p.is_dir() for name in boxes.listing(p, (".json",), deep=False)]
+    return [file for file in sorted(files) if _looks_right(file, file.stat().st_mtime_ns)]
 
 
 @lru_cache(maxsize=64)
 def _looks_right(file: Path, _modified: int) -> bool:
     data = file.read_bytes().replace(b"\0", b"")
-    keys = (b'"images"', b'"annotations"', b'"categories"')
-    return all(key in data for key in keys) and b'"segments_info"' not in data
+    return all(key in data for key in (b'"images"', b'"annotations"', b'"categories"'))
 
 
 def _load(file: Path) -> dict:
@@ -38,109 +66,143 @@ def _load(file: Path) -> dict:
     lists = ("images", "annotations", "categories")
     if not isinstance(values, dict) or not all(isinstance(values.get(name), list) for name in lists):
         raise ValueError(f"{file} is no COCO file: it must be an object with the lists {', '.join(lists)}")
+    for name in lists:
+        if not all(isinstance(entry, dict) for entry in values[name]):
+            raise ValueError(f"{file}: an entry of {name} is no object; each must be one, as {{...}}")
     return values
 
 
-def _shapes(values: dict) -> int:
-    return sum(bool(annotation.get("segmentation")) for annotation in values["annotations"])
+def _fitting(values: dict, task: str) -> int:
+    # How many annotations hold what the task needs.
+    panoptic = coco_panoptic.is_panoptic(values)
+    if panoptic or task == "panoptic":
+        return len(values["annotations"]) if panoptic == (task == "panoptic") else 0
+    keys = ("segmentation", "bbox") if task == "detection" else ("segmentation",)
+    return sum(any(annotation.get(key) for key in keys) for annotation in values["annotations"])
 
 
 def read(path: Path, task: str) -> Rows:
-    """Read the rows of a folder or a JSON file; of several files the one with most segmentations is read.
+    """Read the rows of a folder or a JSON file; of several files the one with most annotations for the task is read.
+
+    Class values are the category ids, 0 and gaps included. Regions of crowds (iscrowd) count in panoptic segmentation
+    and are left out elsewhere.
 
     Raises:
-        ValueError: no annotation has a segmentation, or a category id is not in the list.
+        ValueError: no annotation serves the task, a category id is not in the list, an entry lacks its name or id, or
+            numbers are none; the message names the file and the annotation.
     """
+    found, problems = _choose(path, task)
+    file, values = found.file, found.values
+    root = path if path.is_dir() else file.parent
+    if root.name.casefold() in ("annotations", "labels"):
+        root = root.parent
+    classes = _classes(values["categories"], file)
+    chips = _Chips(root, file)
+    file_of = chips.match(values["images"])
+    further = {chip: _columns(image, chip) for image in values["images"] if (chip := file_of.get(image["id"]))}
+    if coco_panoptic.is_panoptic(values):
+        labels = coco_panoptic.labels(values, root, file, file_of, classes, problems)
+        things = coco_panoptic.things(values["categories"], problems)
+    else:
+        labels = coco_objects.labels(values["annotations"], classes, file, file_of, task, problems)
+        things = frozenset(classes) if task == "panoptic" else frozenset()
+    rows = [{"file": chip, **further[chip], **labels.get(image, {})} for image, chip in file_of.items()]
+    return Rows(
+        format="COCO",
+        task=task,
+        root=root,
+        dataset=table(rows),
+        classes=dict(sorted(classes.items())),
+        zero_is_class=classes.get(0, "").casefold() != "background" or task != "semantic",
+        things=things,
+        sources=[file],
+        problems=[*problems, *chips.problems],
+    )
+
+
+def _choose(path: Path, task: str) -> tuple[_Found, list[str]]:
+    # The file to read, and what to tell of the others.
     candidates = _candidates(path)
     if not candidates:
         raise ValueError(f"{path} holds no COCO JSON (a file with images, annotations and categories)")
     loaded = {file: _load(file) for file in candidates}
-    file = max(candidates, key=lambda f: _shapes(loaded[f]))
-    values, problems = loaded[file], []
-    if not _shapes(values) and values["annotations"]:
+    found = [_Found(file, values, _fitting(values, task)) for file, values in loaded.items()]
+    if task == "panoptic" and not any(each.fitting for each in found):  # single objects: the rest is unlabelled
+        found = [_Found(each.file, each.values, _fitting(each.values, "instances")) for each in found]
+    best = max(found, key=lambda each: each.fitting)
+    if not best.fitting and best.values["annotations"]:
+        panoptic = coco_panoptic.is_panoptic(best.values)
+        held = "segments_info" if panoptic else "boxes" if _fitting(best.values, "detection") else "neither"
+        serves = {"segments_info": "read it as panoptic", "boxes": "read them as detection"}.get(held, "")
+        needs = "polygons or RLE in 'segmentation'" + (" or a 'bbox'" if task == "detection" else "")
         raise ValueError(
-            f"{file}: none of {len(values['annotations'])} annotations has a segmentation, only boxes; instances need "
-            "polygons or RLE in 'segmentation'"
+            f"{best.file}: none of {len(best.values['annotations'])} annotations has a segmentation, only {held}; {task} "
+            f"needs {needs}{f': {serves}' if serves else ''}"
         )
-    if len(candidates) > 1:
-        others = ", ".join(f"{f.name} ({_shapes(loaded[f])})" for f in candidates if f != file)
-        problems.append(f"read {file.name} ({_shapes(values)} segmentations), not {others}: a JSON as the path chooses")
-    root = path if path.is_dir() else file.parent
-    if root.name.casefold() in ("annotations", "labels"):
-        root = root.parent
-    classes = {int(category["id"]): str(category["name"]).strip() for category in values["categories"]}
-    objects = _objects(values, classes, file, problems)
-    rows = []
-    for image, name in _files(values["images"], root, file, problems).items():
-        mine = objects.get(image, [])
-        rows.append({"file": name, "values": [v for v, _ in mine], "segments": [s for _, s in mine]})
-    return Rows("COCO", task, root, table(rows), dict(sorted(classes.items())), sources=[file], problems=problems)
+    others = ", ".join(f"{each.file.name} ({each.fitting})" for each in found if each is not best)
+    told = f"read {best.file.name} ({best.fitting} annotations for {task}), not {others}: a JSON as the path chooses"
+    return best, [told] if others else []
 
 
-def _files(images: list[dict], root: Path, file: Path, problems: list[str]) -> dict[int, str]:
-    # The chip of each image id, relative to the root. Names may carry folders, back-slashes or a lost absolute path.
-    present = rasters(root)
-    by_path = {relative(image, root).casefold(): image for image in present}
-    by_name: dict[str, list[Path]] = {}
-    for image in present:
-        by_name.setdefault(image.name.casefold(), []).append(image)
-    beside = relative(file.parent, root).casefold()
-    found: dict[int, str] = {}
-    missing, taken = [], set()
-    for image in images:
-        name = str(image["file_name"]).replace("\\", "/").casefold()
-        names = [name, f"images/{name}", f"{beside}/{name}", f"{file.stem.casefold().split('_')[-1]}/{name}"]
-        match = next((by_path[n] for n in names if n in by_path), None)
-        same = by_name.get(name.rsplit("/", 1)[-1], [])
-        if match is None and len(same) == 1:
-            match = same[0]
-        if match is None:
-            missing.append(image["file_name"])
-        elif match in taken:
-            raise ValueError(f"{file}: {image['file_name']} is listed twice; each image must have one entry")
-        else:
-            taken.add(match)
-            found[image["id"]] = relative(match, root)
-    if missing:
-        problems.append(f"{len(missing)} image(s) of {file.name} are not on disk and were left out: {some(missing, 3)}")
-    folders = {image.parent for image in taken}
-    extra = [image for image in present if image not in taken and image.parent in folders]
-    if extra:
-        names = some([image.name for image in extra], 3)
-        problems.append(f"{len(extra)} chip(s) on disk are not listed in {file.name} and were left out: {names}")
-    return found
+def _classes(categories: list[dict], file: Path) -> dict[int, str]:
+    classes: dict[int, str] = {}
+    for category in categories:
+        value, name = category.get("id"), category.get("name")
+        number = boxes.whole(str(value).strip())
+        if number is None or isinstance(value, bool) or name is None:
+            raise ValueError(f"{file}: category {str(category)[:120]} needs an id, a whole number, and a name")
+        if classes.setdefault(number, str(name).strip()) != str(name).strip():
+            raise ValueError(f"{file}: category id {number} stands for {classes[number]!r} and {name!r}; use two ids")
+    return classes
 
 
-def _objects(
-    values: dict, classes: dict[int, str], file: Path, problems: list[str]
-) -> dict[int, list[tuple[int, str]]]:
-    # (class value, segmentation as JSON) of the objects of each image id; what is left out is counted.
-    known, dropped = {image["id"] for image in values["images"]}, Counter()
-    objects: dict[int, list[tuple[int, str]]] = {}
-    for annotation in values["annotations"]:
-        category = annotation.get("category_id")
-        if category not in classes:
-            raise ValueError(
-                f"{file}: annotation {annotation.get('id')} has category_id {category!r}, none of its categories "
-                f"{some(classes)}; add it there, or correct the annotation"
+def _columns(image: dict, chip: str) -> dict[str, str]:
+    # What follows from the chip's folders, and what else the file says of it.
+    columns = boxes.placed(chip.removeprefix("images/"))
+    further = {k: v for k, v in image.items() if k not in _PLAIN and isinstance(v, str | int | float)}
+    if further:
+        columns["attributes"] = json.dumps(json.loads(columns.get("attributes", "{}")) | further)
+    return columns
+
+
+class _Chips:
+    """Finds the chips that a file lists. Their names may carry folders, back-slashes or a lost absolute path."""
+
+    def __init__(self, root: Path, file: Path) -> None:
+        self._file, self._present, self.problems = file, boxes.listing(root, RASTER_SUFFIXES), []
+        self._finder = boxes.Finder(self._present)
+        place = "" if file.parent == root else boxes.plain(file.parent.relative_to(root).as_posix())
+        self._places = ("", "images", place, file.stem.casefold().split("_")[-1])  # annotations/instances_val2017.json
+
+    def match(self, images: list[dict]) -> dict[int | str, str]:
+        """Return the chip of each image id, relative to the root."""
+        found: dict[int | str, str] = {}
+        missing, taken = [], set()
+        for image in images:
+            number, name = image.get("id"), image.get("file_name")
+            if not isinstance(number, int | str) or not isinstance(name, str):
+                raise ValueError(f"{self._file}: image {str(image)[:120]} needs an id and a file_name")
+            chip = self._finder.find(name, self._places)
+            if chip is None:
+                missing.append(name)
+            elif chip in taken or number in found:
+                raise ValueError(f"{self._file}: {name} (id {number}) is listed twice; each image must have one entry")
+            else:
+                taken.add(chip)
+                found[number] = chip
+        self._tell(missing, taken)
+        return found
+
+    def _tell(self, missing: list[str], taken: set[str]) -> None:
+        name = self._file.name
+        if missing:
+            self.problems.append(
+                f"{len(missing)} image(s) of {name} are not on disk and were left out: {some(missing, 3)}"
             )
-        shape = _shape(annotation.get("segmentation"))
-        if annotation.get("iscrowd"):
-            dropped["crowd annotation(s) (iscrowd = 1)"] += 1
-        elif annotation["image_id"] not in known:
-            dropped["annotation(s) of an image that is not listed"] += 1
-        elif not shape:
-            dropped["annotation(s) without a usable segmentation"] += 1
-        else:
-            objects.setdefault(annotation["image_id"], []).append((category, json.dumps(shape)))
-    problems += [f"{count} {what} of {file.name} were left out" for what, count in dropped.items()]
-    return objects
-
-
-def _shape(segmentation: object) -> list | dict | None:
-    if isinstance(segmentation, dict):
-        return segmentation if {"size", "counts"} <= set(segmentation) else None
-    parts = segmentation if isinstance(segmentation, list) else []
-    if parts and isinstance(parts[0], int | float):
-        parts = [parts]  # one polygon without its outer list
-    return [p for p in parts if len(p) >= 6 and len(p) % 2 == 0 and all(math.isfinite(x) for x in p)] or None
+        folders = {chip.rpartition("/")[0] for chip in taken}
+        extra = [chip for chip in self._present if chip not in taken and chip.rpartition("/")[0] in folders]
+        if extra:
+            self.problems.append(
+                f"{len(extra)} chip(s) on disk are not listed in {name} and were left out: "
+                f"{some([chip.rpartition('/')[2] for chip in extra], 3)}"
+            )

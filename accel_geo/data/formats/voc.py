@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 NAME = "PASCAL_VOC_rectangles"
 TASKS = ("detection",)
-LAYOUT = "images/<chip> and labels/<chip>.xml, JPEGImages/ and Annotations/, or <chip>.xml beside its image; with <bndbox>"
+LAYOUT = (
+    "images/<chip> and labels/<chip>.xml, JPEGImages/ and Annotations/, or <chip>.xml beside its image; with <bndbox>"
+)
 _IMAGES = ("images", "jpegimages", "image")
 _LABELS = ("labels", "annotations", "label", "annotation", "xml")
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
