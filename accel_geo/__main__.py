@@ -6,7 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from accel_geo.options import add_data_options, data_arguments, end_with_message
+from accel_geo.data_options import add_data_options, data_arguments
+from accel_geo.options import end_with_message
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -15,16 +16,21 @@ def main(arguments: list[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True, metavar="inspect|evaluate|predict|devices")
 
     inspect = commands.add_parser("inspect", help="print what a data folder holds", allow_abbrev=False)
-    inspect.add_argument("data", metavar="PATH", help="folder of chips and labels")
-    inspect.add_argument("--task", help="classification, semantic or instances (default: what the format serves)")
+    inspect.add_argument("data", nargs="+", metavar="PATH", help="folders of chips and labels, or a scene (--vectors)")
+    inspect.add_argument("--task", help="what the labels are read for (default: what the format serves)")
     inspect.add_argument("--picture", metavar="FILE", help="also draw chips with their labels into a PNG file")
+    inspect.add_argument("--html", metavar="FILE", help="also write all of it with pictures into one HTML file")
+    inspect.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
     add_data_options(inspect, positional=True)
     inspect.set_defaults(run=run_inspect)
 
-    evaluate = commands.add_parser("evaluate", help="print a model's metrics on validation chips", allow_abbrev=False)
+    evaluate = commands.add_parser("evaluate", help="print a model's metrics", allow_abbrev=False)
     evaluate.add_argument("model", help="folder of a model: model/ or checkpoints/step-N/ of a run")
     add_data_options(evaluate)
     evaluate.add_argument("--json", action="store_true", help="print the metrics as one JSON object (default: a table)")
+    evaluate.add_argument(
+        "--split", choices=["train", "valid", "test"], default="valid", help="chips to evaluate on (default: valid)"
+    )
     evaluate.set_defaults(run=run_evaluate)
 
     predict = commands.add_parser("predict", help="predict chips with a model", allow_abbrev=False)
@@ -51,14 +57,17 @@ def run_inspect(given: argparse.Namespace) -> None:
     from accel_geo import prepare_data
 
     data = prepare_data(task=given.task, **data_arguments(given))
-    print(data.describe())
+    print(json.dumps(data.summary(), ensure_ascii=False) if given.json else data.describe())
+    said = sys.stderr if given.json else sys.stdout
     if given.picture:
         data.show_batch(path=given.picture)
-        print(f"picture: {given.picture}")
+        print(f"picture: {given.picture}", file=said)
+    if given.html:
+        print(f"page: {data.write_page(given.html)}", file=said)
 
 
 def run_evaluate(given: argparse.Namespace) -> None:
-    """Print a model's metrics on validation chips; under a launcher the chips are shared over the processes."""
+    """Print a model's metrics; under a launcher the chips are shared over the processes."""
     from accel_geo import from_model, prepare_data
     from accel_geo.data.spec import DataSpec
     from accel_geo.engine.checkpoint import read_folder
@@ -70,9 +79,10 @@ def run_evaluate(given: argparse.Namespace) -> None:
     accelerator = launch.start()
     resize = given.resize_to or spec.resize_to
     given.bands = given.bands or list(spec.band_indexes)
-    data = prepare_data(**data_arguments(given) | {"task": spec.task, "resize_to": resize})
+    fixed = {"task": spec.task, "resize_to": resize, "scale": spec.scale if spec.scale > 1 else None}
+    data = prepare_data(**data_arguments(given) | fixed)
     model = from_model(given.model, data).to(accelerator.device)
-    metrics = model.evaluate(distributed=world_size() > 1)
+    metrics = model.evaluate(split=given.split, distributed=world_size() > 1)
     if is_main():
         print(json.dumps(metrics) if given.json else table_text(data, metrics))
 

@@ -1,7 +1,9 @@
 """The types of the options' values: from text, or with a message that says what is allowed."""
 
 import argparse
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 
 def positive(text: str) -> int:
@@ -58,3 +60,18 @@ def mapping(text: str) -> dict[str, str]:
 def names(text: str) -> list[str]:
     """Return the names in A,B,..."""
     return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def one_or_more(values: list[str] | None) -> str | list[str] | None:
+    """Return the only value, else the list."""
+    return values[0] if values and len(values) == 1 else values
+
+
+def may_be_elsewhere(path: str) -> bool:
+    """Say whether a path that is not on disk may be one that GDAL opens by itself, or a data set on the hub."""
+    return path.startswith("/vsi") or is_hub_name(path)
+
+
+def is_hub_name(path: str) -> bool:
+    """Say whether a path is not on disk and reads like the name of a data set on the hub, "owner/name"."""
+    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", path)) and not Path(path).exists() and not Path(path).parent.exists()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from accel_geo import option_values as of
+from accel_geo.data_options import add_data_options, data_arguments
 
 ROOT_ERRORS = (ValueError, OSError, RuntimeError)  # what a user's input or machine can cause: a message, no traceback
 
@@ -209,54 +210,9 @@ class Parser(argparse.ArgumentParser):
             self.error(
                 f"--weights {given.weights}: no such file; give none, default or the path of a .safetensors or .pth file"
             )
-        if given.data is not None and not Path(given.data).exists():
-            self.error(f"--data {given.data}: no such folder")
-
-
-def add_data_options(parser: argparse.ArgumentParser, positional: bool = False) -> None:
-    """Add the options that tell which chips to read; `positional`: the folder itself is an argument already."""
-    add = parser.add_argument_group("data").add_argument
-    if not positional:
-        add("--data", metavar="PATH", help="folder of chips and labels (default: the built-in scenes)")
-    add("--format", help="format on disk (default: recognised)")
-    add("--vectors", metavar="FILE", help="vector file that makes PATH a scene to be chipped (default: none)")
-    add("--class-column", metavar="NAME", help="column of --vectors with the class (default: one class)")
-    add("--classes", type=of.names, metavar="A,B,...", help="only these classes (default: all)")
-    add("--class-mapping", type=of.mapping, metavar="OLD=NEW,...", help="rename or merge classes (default: none)")
-    add("--bands", type=of.names, metavar="A,B,...", help="bands by name or number from 1 (default: all)")
-    add("--limit", type=of.positive, metavar="N", help="only the first N chips by image_id (default: all)")
-    add("--val-split", type=of.fraction, default=0.1, metavar="F", help="share for validation (default: 0.1)")
-    add(
-        "--split-by",
-        type=of.split,
-        default="random",
-        metavar="random|group|column:NAME",
-        help="what the split keeps together (default: random)",
-    )
-    add("--valid-match", metavar="GLOB", help="file names that make the validation split (default: none)")
-    add("--valid", metavar="PATH", help="folder of the validation split (default: none)")
-    add("--resize-to", type=of.positive, metavar="N", help="resize every chip to N x N first (default: none)")
-    add(
-        "--chip-size",
-        type=of.positive,
-        metavar="N",
-        help="crop N x N in training; whole chips in validation (default: none)",
-    )
-    add("--cache", choices=["auto", "disk", "memory", "off"], default="auto", help="decoded chips (default: auto)")
-    add("--num-workers", type=int, metavar="N", help="loading processes (default: only where decoding needs them)")
-
-
-def data_arguments(given: argparse.Namespace) -> dict[str, object]:
-    """Return the arguments of `prepare_data` that `add_data_options` parsed."""
-    names = ("format", "vectors", "class_column", "classes", "class_mapping", "bands", "limit", "val_split", "split_by")
-    names += ("valid_match", "resize_to", "chip_size", "cache")
-    workers = "auto" if given.num_workers is None else given.num_workers
-    return {
-        "path": given.data,
-        "valid_path": given.valid,
-        "num_workers": workers,
-        **{name: getattr(given, name) for name in names},
-    }
+        for path in given.data or ():
+            if not Path(path).exists() and not of.may_be_elsewhere(path):
+                self.error(f"--data {path}: no such folder")
 
 
 class Options:
@@ -287,10 +243,11 @@ class Options:
 
     def for_data(self) -> dict[str, object]:
         """Return the arguments of `prepare_data`."""
-        o, path = self.given, self.given.data
+        o = self.given
         arguments = data_arguments(o) | {"task": self.parser.task, "batch_size": self.global_batch, "seed": o.seed}
         if not o.smoke:
             return arguments
+        path = arguments["path"]
         if path is None:
             from accel_geo.data.scenes import builtin
 

@@ -18,7 +18,9 @@ RECIPES = {
 # Frozen: users' scripts and the checks of other people rely on these names. None: the recipe's.
 DEFAULTS = {
     "data": None, "format": None, "vectors": None, "class_column": None, "classes": None, "class_mapping": None,
-    "bands": None, "limit": None, "val_split": 0.1, "split_by": "random", "valid_match": None, "valid": None,
+    "bands": None, "limit": None, "val_split": 0.1, "split_by": None, "valid_match": None, "valid": None,
+    "stride": None, "area": None, "buffer": None, "ignore_classes": (), "ignore_background": False, "test": None,
+    "verify": False,
     "resize_to": None, "chip_size": None, "cache": "auto", "num_workers": None, "output": None, "resume": False,
     "epochs": None, "max_steps": None, "batch_size": None, "per_device_batch_size": None, "accumulate": 1, "lr": None,
     "scale_lr": "none", "schedule": None, "clip": None, "ema": None, "freeze": False, "backbone": None,
@@ -157,5 +159,5 @@ def test_what_fit_and_prepare_data_take():
     assert set(options.for_data()) <= set(inspect.signature(prepare_data).parameters)
     assert set(options.for_fit()) <= set(inspect.signature(fit).parameters)
     reached = set(options.for_data()) | set(options.for_fit()) | set(options.for_model())
-    elsewhere = {"data", "valid", "scale_lr", "per_device_batch_size", "freeze", "devices", "smoke"}
+    elsewhere = {"data", "valid", "test", "scale_lr", "per_device_batch_size", "freeze", "devices", "smoke"}
     assert set(DEFAULTS) - elsewhere <= reached and not elsewhere - set(DEFAULTS)

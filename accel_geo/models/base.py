@@ -124,11 +124,14 @@ class GeoModel(nn.Module, metaclass=_Seeded):
             print("\n".join(f"{rate:.2e}  {loss:.4f}" for rate, loss in curve))
         return lr
 
-    def evaluate(self, data: "GeoData | None" = None, *, distributed: bool = False) -> dict[str, object]:
-        """Return the metrics on the validation split.
+    def evaluate(
+        self, data: "GeoData | None" = None, *, split: str = "valid", distributed: bool = False
+    ) -> dict[str, object]:
+        """Return the metrics on a split.
 
         Args:
             data: other data of the same classes and bands.
+            split: "train", "valid" or "test".
             distributed: share the chips over all processes of a launched run; collective. Else this process does all.
         """
         from accel_geo.engine.evaluation import evaluate
@@ -137,7 +140,7 @@ class GeoModel(nn.Module, metaclass=_Seeded):
         data = data or self._data("evaluate")
         device = next(self.parameters()).device
         with watching() if distributed else nullcontext():
-            found = evaluate(self, data.valid, data.task, device=device, distributed=distributed)
+            found = evaluate(self, data.splits[split], data.task, device=device, distributed=distributed)
         if found.unreadable and (is_main() or not distributed):
             print("unreadable chips, which count in no metric:", *found.unreadable.values(), sep="\n  ", flush=True)
         return found.metrics

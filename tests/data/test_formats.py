@@ -183,7 +183,7 @@ def test_nothing_that_can_be_read(tmp_path, masks_folder):
     (tmp_path / "here" / "notes.txt").write_text("x")
     with pytest.raises(ValueError, match="notes.txt"):
         formats.read(tmp_path / "here")
-    with pytest.raises(ValueError, match="RCNN_Masks, Panoptic_Segmentation, Classified_Tiles"):
+    with pytest.raises(ValueError, match="YOLO, RCNN_Masks, Panoptic_Segmentation, Classified_Tiles"):
         formats.read(tmp_path / "here", format="Labeled")
     with pytest.raises(ValueError, match="is not in the format COCO"):
         formats.read(masks_folder(), format="coco")

@@ -1,12 +1,12 @@
 """Readers of on-disk formats, one module each with TASKS, LAYOUT, `recognise(path)` and `read(path, task)`."""
 
-import re
 from pathlib import Path
 from types import ModuleType
 
 from accel_geo.data.formats import (
     classified_tiles,
     coco,
+    csv_boxes,
     esri,
     export_tiles,
     image_ids,
@@ -20,13 +20,16 @@ from accel_geo.data.formats import (
     rcnn_masks,
     sharp_images,
     voc,
+    yolo,
 )
 from accel_geo.data.formats.rows import Rows, has_raster, some
+from accel_geo.option_values import is_hub_name
 
 # In the order in which they are tried; where a task is asked for, formats that serve it first and foremost come first.
 FORMATS: dict[str, ModuleType] = {
     "PASCAL_VOC_rectangles": voc,
     "KITTI_rectangles": kitti,
+    "YOLO": yolo,
     "RCNN_Masks": rcnn_masks,
     "Panoptic_Segmentation": panoptic_tiles,
     "Classified_Tiles": classified_tiles,
@@ -35,6 +38,7 @@ FORMATS: dict[str, ModuleType] = {
     "Imagenet": imagenet,
     "Export_Tiles": export_tiles,
     "COCO": coco,
+    "CSV": csv_boxes,
     "image_ids": image_ids,
     "image_masks": image_masks,
     "image_pairs": image_pairs,
@@ -100,9 +104,7 @@ def read_scenes(path: object, vectors: str | Path, **options: object) -> Rows:
 
 def _of_the_hub(path: object) -> bool:
     if isinstance(path, str):
-        return (
-            bool(re.fullmatch(r"[\w.-]+/[\w.-]+", path)) and not Path(path).exists() and not Path(path).parent.exists()
-        )
+        return is_hub_name(path)
     return not isinstance(path, Path | list | tuple) and hasattr(path, "map")  # datasets are not imported to ask them
 
 
@@ -137,7 +139,8 @@ def read(path: str | Path, task: str | None = None, format: str | None = None) -
     names = _names(format, task)
     place, name = _locate(path, names, forced=format is not None)
     module = FORMATS[name]
-    rows = module.read(place, task or module.TASKS[0])
+    usual = module.default_task(place) if hasattr(module, "default_task") else module.TASKS[0]
+    rows = module.read(place, task or usual)
     if place != path and path.is_dir():
         rows.problems.insert(0, f"the data set was found in {place}")
     if not len(rows.dataset):
