@@ -1,4 +1,4 @@
-"""Pictures from plain arrays: chips with labels, confusion matrices, training curves.
+"""Pictures from plain arrays: chips with labels, training curves.
 
 matplotlib's objects are used directly, never pyplot: no global state, no display, safe in any process.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import colorsys
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +26,7 @@ _PALETTE = (
 RIGHT, WRONG, NEUTRAL = "#0072b2", "#d55e00", "#444444"
 PANEL = 3.0  # inches of one picture
 DPI = 110
-_TEXT = 9
+TEXT = 9  # points
 
 
 def colours(n: int) -> list[Colour]:
@@ -36,11 +36,13 @@ def colours(n: int) -> list[Colour]:
     return [*fixed, *more][:n]
 
 
-def stretch(image: np.ndarray, bands: Sequence[str] = (), low: float = 2, high: float = 98) -> np.ndarray:
+def stretch(
+    image: np.ndarray, bands: Sequence[str] = (), low: float = 2, high: float = 98, like: np.ndarray | None = None
+) -> np.ndarray:
     """Return an image [C, H, W] of any range as RGB [H, W, 3] in [0, 1] for the eye.
 
     Bands named red, green and blue are taken where they exist, else the first three; one or two bands show the first in
-    grey. Each band is stretched between two percentiles of its finite pixels.
+    grey. Each band is stretched between two percentiles of its finite pixels, or of those of another image `like` it.
     """
     names = [band.strip().lower() for band in bands]
     if len(names) == len(image) and {"red", "green", "blue"} <= set(names):
@@ -50,7 +52,8 @@ def stretch(image: np.ndarray, bands: Sequence[str] = (), low: float = 2, high: 
     rgb = np.zeros((*image.shape[1:], 3))
     for i, band in enumerate(chosen):
         pixels = image[band].astype(np.float64)
-        finite = pixels[np.isfinite(pixels)]
+        sample = pixels if like is None else like[band].astype(np.float64)
+        finite = sample[np.isfinite(sample)]
         if finite.size:
             bottom, top = np.percentile(finite, [low, high])
             rgb[..., i] = np.clip(np.nan_to_num((pixels - bottom) / ((top - bottom) or 1.0)), 0, 1)
@@ -83,14 +86,14 @@ def grid(
         place.set_axis_off()
     if legend:
         patches = [
-            Patch(facecolor=colour, edgecolor="#333333", linewidth=0.5, label=_plain(name)) for name, colour in legend
+            Patch(facecolor=colour, edgecolor="#333333", linewidth=0.5, label=plain(name)) for name, colour in legend
         ]
         figure.legend(
             handles=patches,
             loc="lower center",
             ncols=min(per_row, len(legend)),
             frameon=False,
-            fontsize=_TEXT,
+            fontsize=TEXT,
             handlelength=1.2,
             handleheight=1.0,
             columnspacing=1.2,
@@ -117,7 +120,7 @@ def to_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return a name such that matplotlib neither reads formulas in it nor hides it from a legend."""
     text = text.replace("$", r"\$")
     return " " + text if text.startswith("_") else text
@@ -136,7 +139,7 @@ def caption(axes: Axes, name: str, text: str) -> None:
     """Write a file name and a text above a picture, shortened to its width."""
     name = name if len(name) <= 26 else "…" + name[-25:]
     line = "  ".join(part for part in (name, text) if part)
-    axes.set_title(_plain(line if len(line) <= 46 else line[:45] + "…"), fontsize=_TEXT - 1, pad=3, color="#222222")
+    axes.set_title(plain(line if len(line) <= 46 else line[:45] + "…"), fontsize=TEXT - 1, pad=3, color="#222222")
 
 
 def show_mask(
@@ -146,15 +149,58 @@ def show_mask(
     mask = np.asarray(mask).astype(np.int64)
     table = np.zeros((256 if len(palette) < 255 else len(palette) + 2, 4))
     table[1 : len(palette) + 1] = [(*colour, alpha) for colour in palette]
-    rows, columns = np.indices(mask.shape)
-    overlay = table[np.where(mask == ignored, 0, mask)]
-    overlay[mask == ignored] = (0.5, 0.5, 0.5, 0.55)
-    overlay[(mask == ignored) & ((rows + columns) // max(1, len(mask) // 64) % 4 == 0)] = (0.15, 0.15, 0.15, 0.8)
     show_image(axes, rgb)
-    h, w = mask.shape
-    axes.imshow(overlay, extent=(0, w, h, 0), interpolation="nearest")
+    _overlay(axes, table[np.where(mask == ignored, 0, mask)], mask == ignored)
     for label in np.unique(mask[(mask > 0) & (mask != ignored)]):
         _outline(axes, [mask == label], [palette[label - 1]], width=0.9)
+
+
+def _overlay(axes: Axes, overlay: np.ndarray, ignored: np.ndarray) -> None:
+    """Lay colours [H, W, 4] over a picture, ignored pixels [H, W] hatched in grey."""
+    h, w = ignored.shape
+    rows, columns = np.indices((h, w))
+    overlay[ignored] = (0.5, 0.5, 0.5, 0.55)
+    overlay[ignored & ((rows + columns) // max(1, h // 64) % 4 == 0)] = (0.15, 0.15, 0.15, 0.8)
+    axes.imshow(overlay, extent=(0, w, h, 0), interpolation="nearest")
+
+
+def show_edges(axes: Axes, rgb: np.ndarray, strength: np.ndarray, ignored: np.ndarray, colour: Colour) -> None:
+    """Show a dimmed image under lines [H, W] of a strength in [0, 1]; ignored pixels [H, W] are hatched in grey."""
+    # A line of one pixel would vanish where a picture has fewer pixels than the image.
+    from scipy.ndimage import grey_dilation
+
+    strength = grey_dilation(strength, (1 + max(strength.shape) // 256,) * 2)
+    overlay = np.empty((*strength.shape, 4))
+    overlay[..., :3], overlay[..., 3] = colour, strength
+    show_image(axes, 0.5 * rgb)
+    _overlay(axes, overlay, ignored)
+
+
+def show_segments(
+    axes: Axes, rgb: np.ndarray, ids: np.ndarray, labels: Mapping[int, int], palette: Sequence[Colour], crowds: set[int]
+) -> None:
+    """Show an image under segments with borders, neighbours of one class in different shades.
+
+    Args:
+        axes: to draw into.
+        rgb: [H, W, 3] in [0, 1].
+        ids: [H, W] of segments; those without a label stay clear.
+        labels: 1..K of each id.
+        palette: of the K classes.
+        crowds: ids of regions that are hatched, in the colour of their class.
+    """
+    overlay = np.zeros((*ids.shape, 4))
+    rows, columns = np.indices(ids.shape)
+    hatch = (rows - columns) // max(1, len(ids) // 64) % 4 == 0
+    present = [i for i in np.unique(ids).tolist() if i in labels]
+    for number, i in enumerate(present):
+        shade = np.asarray(palette[labels[i] - 1]) * (1.0, 0.75, 0.5)[number % 3]
+        overlay[ids == i] = (*shade, 0.55)
+        if i in crowds:
+            overlay[(ids == i) & hatch] = (0, 0, 0, 0.6)
+    show_image(axes, rgb)
+    _overlay(axes, overlay, np.zeros(ids.shape, dtype=bool))
+    _outline(axes, (ids == i for i in present), [palette[labels[i] - 1] for i in present], width=0.9)
 
 
 def show_instances(
@@ -196,7 +242,7 @@ def show_instances(
         if scores is not None and tags != "none":
             text = f"{text} {scores[i]:.2f}".strip()
         if text:
-            _tag(axes, x1, y1, text, chosen[i], _TEXT - 2.5 if tags == "full" else _TEXT - 4, taken)
+            _tag(axes, x1, y1, text, chosen[i], TEXT - 2.5 if tags == "full" else TEXT - 4, taken)
 
 
 def _tag(axes: Axes, x: float, y: float, text: str, colour: Colour, size: float, taken: list) -> None:
@@ -210,9 +256,7 @@ def _tag(axes: Axes, x: float, y: float, text: str, colour: Colour, size: float,
     taken.append((x, x + width, y))
     box = {"facecolor": colour, "edgecolor": "none", "pad": 0.8, "alpha": 0.9}
     dark = np.dot(colour, (0.299, 0.587, 0.114)) > 0.5
-    axes.text(
-        x, y, _plain(text), fontsize=size, color="black" if dark else "white", bbox=box, clip_on=True, va="bottom"
-    )
+    axes.text(x, y, plain(text), fontsize=size, color="black" if dark else "white", bbox=box, clip_on=True, va="bottom")
 
 
 def _outline(axes: Axes, masks: Iterable[np.ndarray], chosen: Iterable[Colour], width: float) -> None:
@@ -250,43 +294,10 @@ def show_class(
     h, w = rgb.shape[:2]
     box = {"facecolor": colour, "edgecolor": "none", "alpha": 0.88, "pad": 3}
     axes.text(
-        0.025 * w, 0.975 * h, _plain(text), color="white", fontsize=_TEXT - 0.5, va="bottom", bbox=box, clip_on=True
+        0.025 * w, 0.975 * h, plain(text), color="white", fontsize=TEXT - 0.5, va="bottom", bbox=box, clip_on=True
     )
     if prediction is not None and truth is not None:
         axes.plot([0, w, w, 0, 0], [0, 0, h, h, 0], color=colour, linewidth=6, solid_joinstyle="miter")
-
-
-def confusion_matrix(counts: np.ndarray | Sequence, names: Sequence[str]) -> Figure:
-    """Return a figure of counts [K, K], rows truth and columns prediction, shaded by the share of the row."""
-    counts = np.asarray(counts, dtype=np.float64)
-    k, shown = len(names), [_plain(name) for name in names]
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    cell = 0.62 if k <= 8 else 0.42 if k <= 20 else 0.22
-    margin = 0.4 + 0.07 * max((len(name) for name in names), default=1)
-    figure = new_figure(k * cell + margin + 0.4, k * cell + margin + 0.5)
-    width, height = figure.get_size_inches()
-    axes = figure.add_axes((margin / width, margin / height, k * cell / width, k * cell / height))
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(k), shown, rotation=90 if k > 3 else 0, fontsize=_TEXT - 1)
-    axes.set_yticks(range(k), shown, fontsize=_TEXT - 1)
-    axes.set_xlabel("prediction", fontsize=_TEXT)
-    axes.set_ylabel("truth", fontsize=_TEXT)
-    axes.set_title("share of the truth, in per cent", fontsize=_TEXT)
-    axes.tick_params(length=0)
-    if k <= 20:
-        for row, column in np.argwhere(counts > 0):
-            share = shares[row, column]
-            text = "<1" if 0 < share < 0.01 else f"{100 * share:.0f}"
-            axes.text(
-                column,
-                row,
-                text,
-                ha="center",
-                va="center",
-                fontsize=_TEXT - 1 if k <= 8 else _TEXT - 3,
-                color="white" if share > 0.55 else "#222222",
-            )
-    return figure
 
 
 def curves(history: Sequence[dict], monitor: str | None = None) -> Figure:
@@ -323,16 +334,14 @@ def curves(history: Sequence[dict], monitor: str | None = None) -> Figure:
     for axes, title in ((loss, "training loss"), (rate, "learning rate"), (metric, "validation metrics")):
         for start in starts:
             axes.axvline(start - 0.5, color="#888888", linestyle="--", linewidth=0.8)
-        axes.set_title(title, fontsize=_TEXT + 1, loc="left")
-        axes.set_xlabel("step", fontsize=_TEXT)
-        axes.tick_params(labelsize=_TEXT - 1)
+        axes.set_title(title, fontsize=TEXT + 1, loc="left")
+        axes.set_xlabel("step", fontsize=TEXT)
+        axes.tick_params(labelsize=TEXT - 1)
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         if len(axes.get_legend_handles_labels()[1]) > 1:
-            axes.legend(
-                fontsize=_TEXT - 2, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=1.2
-            )
+            axes.legend(fontsize=TEXT - 2, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=1.2)
     return figure
 
 
@@ -350,7 +359,7 @@ def _lines(
     for i, (name, values) in enumerate(named, start=first):
         y = np.array([np.nan if value is None else value for value in values], dtype=float)
         width = 2.2 if name == bold else 1.1
-        style = {"color": palette[i % len(palette)], "linewidth": width, "label": _plain(name)}
+        style = {"color": palette[i % len(palette)], "linewidth": width, "label": plain(name)}
         if smooth and len(y) > 40:
             axes.plot(x, y, color=style["color"], linewidth=0.6, alpha=0.25)
             y = _running_mean(y, max(3, len(y) // 40))

@@ -121,7 +121,7 @@ class Task(ABC):
         predictions: Sequence[dict] | None = None,
         files: Sequence[str] | None = None,
         columns: int = 4,
-        kinds: Sequence[str] = ("image", "truth", "prediction"),
+        kinds: Sequence[str] | None = None,
     ) -> Figure:
         """Draw chips with their truth, or image, truth and prediction side by side.
 
@@ -131,27 +131,30 @@ class Task(ABC):
             targets: of each chip.
             predictions: of each chip; None draws the truth alone.
             files: names above the pictures.
-            columns: chips in a row where a chip is one picture.
-            kinds: which of a chip's pictures to draw.
+            columns: pictures in a row where the truth alone is drawn.
+            kinds: which of a chip's pictures to draw, such as "image", "truth", "prediction"; None draws all.
         """
         from accel_geo.report import pictures
 
         panels = []
         for i, (image, target) in enumerate(zip(images, targets)):
-            h, w = target["size"]
-            prediction = None if predictions is None else valid_part(predictions[i], target["size"])
-            views = self.panels(valid_part(target, target["size"]), prediction)
-            views = [view for view in views if view[0] in kinds]
+            size = h, w = target["size"]
+            truth = valid_part(target, size, spec.scale)
+            prediction = None if predictions is None else valid_part(predictions[i], size, spec.scale)
+            views = [view for view in self.panels(truth, prediction) if kinds is None or view[0] in kinds]
             panels += [(array(image)[:, :h, :w], target, files[i] if files else "", *view) for view in views]
         per_chip = len(panels) // max(len(images), 1)
+        if per_chip > 1:  # all pictures of a chip in one row
+            columns = per_chip * max(columns // per_chip if predictions is None else 1, 1)
         legend = self.legend(spec)
-        figure, axes = pictures.grid(len(panels), per_chip if per_chip > 1 else columns, legend)
+        figure, axes = pictures.grid(len(panels), columns, legend)
         for place, (image, target, name, kind, labels) in zip(axes, panels):
             text = kind
             if target["ignore"]:
                 text = "not counted: " + str(target.get("problem", "ignored"))
             if target["ignore"] or kind == "image":
-                pictures.show_image(place, pictures.stretch(image, spec.bands))
+                enlarged = image.repeat(spec.scale, axis=1).repeat(spec.scale, axis=2)
+                pictures.show_image(place, pictures.stretch(enlarged, spec.bands))
             else:
                 text = self.draw(place, spec, image, labels, kind)
             pictures.caption(place, name if kind == "image" or per_chip == 1 else "", text)
@@ -184,11 +187,24 @@ def array(values: Tensor | np.ndarray) -> np.ndarray:
     return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
 
 
-def valid_part(labels: dict, size: tuple[int, int]) -> dict:
-    """Return a target or prediction as arrays, with its masks cut to the part of the chip that is no padding."""
+def valid_part(labels: dict, size: tuple[int, int], scale: int = 1) -> dict:
+    """Return a target or prediction as arrays, with what has pixels cut to the part of the chip that is no padding."""
     labels = {key: array(value) if isinstance(value, Tensor) else value for key, value in labels.items()}
+    times = {"mask": 1, "masks": 1, "edges": 1, "segment_ids": 1, "image_hr": scale, "ignored_hr": scale}
     h, w = size
-    return labels | {key: labels[key][..., :h, :w] for key in ("mask", "masks") if key in labels}
+    return labels | {key: labels[key][..., : n * h, : n * w] for key, n in times.items() if key in labels}
+
+
+def check_labels(file: str, what: str, values: np.ndarray, low: int, high: int, also: str = "") -> None:
+    """Refuse labels outside low..high.
+
+    Raises:
+        ValueError: there are such; the message names the file and `what` holds them, and `also`, what else is allowed.
+    """
+    if values.size and (values.min() < low or values.max() > high):
+        raise ValueError(
+            f"{file}: the {what} holds labels {values.min()}..{values.max()}; allowed are {low}..{high}{also}"
+        )
 
 
 def ratio(part: float, whole: float) -> float | None:

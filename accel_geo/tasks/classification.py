@@ -97,7 +97,8 @@ class Classification(Task):
 
     def charts(self, spec: DataSpec, records: Iterable[dict]) -> list[tuple[str, bytes]]:
         """Return the confusion matrix of chips; multi-label data have none."""
-        from accel_geo.report.pictures import confusion_matrix, to_png
+        from accel_geo.report.charts import confusion_matrix
+        from accel_geo.report.pictures import to_png
 
         if spec.multilabel:
             return []

@@ -56,13 +56,13 @@ def precisions(
     """
     from faster_coco_eval import COCO, COCOeval_faster
 
-    def dataset(chips: Sequence[Sequence[dict]], area: str | None) -> "COCO":
+    def dataset(chips: Sequence[Sequence[dict]]) -> "COCO":
         annotations = []
         for image_id, objects in enumerate(chips, start=1):
             for thing in objects:
                 annotation = {"id": len(annotations) + 1, "image_id": image_id, "iscrowd": 0, "bbox": thing["bbox"]}
                 annotation |= {"category_id": thing["label"], "score": thing.get("score", 1.0)}
-                annotation["area"] = thing["area"] if area is None else _area(thing, area)
+                annotation["area"] = area(thing, kind)
                 if kind == "segm":
                     annotation["segmentation"] = thing["segmentation"]
                 annotations.append(annotation)
@@ -73,15 +73,18 @@ def precisions(
     categories = [{"id": i, "name": str(i)} for i in range(1, classes + 1)]
     if not images or not classes:
         return np.full((10, 101, classes, len(AREAS)), -1.0)
-    evaluation = COCOeval_faster(dataset(truths, None), dataset(detections, kind), kind, rle_iou_max_workers=1)
+    evaluation = COCOeval_faster(dataset(truths), dataset(detections), kind, rle_iou_max_workers=1)
     evaluation.params.maxDets = [MAX_DETECTIONS]
     evaluation.evaluate()
     evaluation.accumulate()
     return np.asarray(evaluation.eval["precision"], dtype=np.float64)[..., 0]
 
 
-def _area(detection: dict, kind: str) -> float:
-    return mask_area(detection["segmentation"]) if kind == "segm" else detection["bbox"][2] * detection["bbox"][3]
+def area(thing: dict, kind: str) -> float:
+    """Return the pixels of an object: `area` where it has one (truth), else those of its mask or its box."""
+    if "area" in thing:
+        return thing["area"]
+    return mask_area(thing["segmentation"]) if kind == "segm" else thing["bbox"][2] * thing["bbox"][3]
 
 
 def mean_precision(

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from accel_geo.data.spec import IGNORED
-from accel_geo.tasks.base import Metrics, Task, array, class_scores, counted, mean, ratio, show
+from accel_geo.tasks.base import Metrics, Task, array, check_labels, class_scores, counted, mean, ratio, show
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,8 +45,8 @@ class Semantic(Task):
         truth = array(target["mask"])[:h, :w].astype(np.int64)
         valid = truth != IGNORED
         labels = len(spec.classes) + 1
-        _check(file, "prediction", predicted, labels)
-        _check(file, "truth", truth[valid], labels)
+        check_labels(file, "prediction", predicted, 0, labels - 1)
+        check_labels(file, "truth", truth[valid], 0, labels - 1, f" and {IGNORED} (ignored)")
         pixels: Counter = Counter()
         for label, count in zip(*np.unique(predicted, return_counts=True)):
             pixels[str((0, *spec.class_values)[label])] += int(count)
@@ -96,7 +96,8 @@ class Semantic(Task):
 
     def charts(self, spec: DataSpec, records: Iterable[dict]) -> list[tuple[str, bytes]]:
         """Return the confusion matrix of pixels."""
-        from accel_geo.report.pictures import confusion_matrix, to_png
+        from accel_geo.report.charts import confusion_matrix
+        from accel_geo.report.pictures import to_png
 
         total = self.confusion(spec, records)
         return [("Confusion of pixels", to_png(confusion_matrix(total, ("background", *spec.classes))))]
@@ -112,11 +113,3 @@ class Semantic(Task):
         rgb = pictures.stretch(array(image), spec.bands)
         pictures.show_mask(axes, rgb, array(labels["mask"]), pictures.colours(len(spec.classes)), ignored=IGNORED)
         return kind
-
-
-def _check(file: str, what: str, values: np.ndarray, labels: int) -> None:
-    if values.size and (values.min() < 0 or values.max() >= labels):
-        raise ValueError(
-            f"{file}: the {what} holds labels {values.min()}..{values.max()}; allowed are 0..{labels - 1}"
-            + (f" and {IGNORED} (ignored)" if what == "truth" else "")
-        )

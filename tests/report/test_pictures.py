@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from accel_geo.report import pictures
+from accel_geo.report import charts, pictures
 
 
 def pixels(png):
@@ -96,14 +96,14 @@ def test_odd_names_are_written_as_they_are(rgb):
     pictures.caption(axes, names[0], names[2])
     assert len(figure.legends[0].get_texts()) == 3
     drawn(figure)
-    drawn(pictures.confusion_matrix(np.eye(3), names))
+    drawn(charts.confusion_matrix(np.eye(3), names))
 
 
 @pytest.mark.parametrize("classes", [1, 5, 25])
 def test_confusion_matrix(classes):
     counts = np.random.default_rng(0).integers(0, 50, (classes, classes))
     counts[0] = 0
-    drawn(pictures.confusion_matrix(counts, [f"$class_{i}" for i in range(classes)]))
+    drawn(charts.confusion_matrix(counts, [f"$class_{i}" for i in range(classes)]))
 
 
 def test_curves_of_two_fits_with_gaps():

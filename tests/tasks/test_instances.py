@@ -1,5 +1,3 @@
-import contextlib
-import io
 import json
 import random
 
@@ -8,74 +6,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
+from tasks.detections import SCALARS, close, records_of, reference
 
 from accel_geo.tasks import TASKS, coco
 
 TASK = TASKS["instances"]
-SCALARS = ("map", "map50", "map75", "map_small", "map_medium", "map_large")
-
-
-def shaken(rng, truth, extra):
-    """Detections near the truth, some with a wrong class, and some out of nowhere."""
-    n = len(truth["labels"])
-    masks = [np.roll(m.numpy(), tuple(rng.integers(-3, 4, 2)), (0, 1)) for m in truth["masks"]]
-    wrong = rng.random(n) < 0.2
-    return {
-        "boxes": torch.cat([truth["boxes"] + torch.from_numpy(rng.normal(0, 2, (n, 4))).float(), extra["boxes"]]),
-        "labels": torch.cat([torch.where(torch.from_numpy(wrong), 1, truth["labels"]), extra["labels"]]),
-        "masks": torch.cat([torch.from_numpy(np.array(masks)).reshape(-1, *truth["masks"].shape[1:]), extra["masks"]]),
-        "scores": torch.from_numpy(np.round(rng.random(n + len(extra["labels"])), 1)),
-    }
-
-
-def records_of(spec, objects, make_target, seed, chips, most=8, size=(64, 64)):
-    rng = np.random.default_rng(seed)
-    records = []
-    for i in range(chips):
-        truth = objects(rng, int(rng.integers(0, most)), len(spec.classes), size)
-        prediction = shaken(rng, truth, objects(rng, int(rng.integers(0, 5)), len(spec.classes), size))
-        records.append(TASK.record(spec, prediction, make_target(7 * i, size, **truth), f"{i}.tif"))
-    return records
-
-
-def reference(spec, records, kind):
-    """pycocotools' statistics and precisions."""
-    index = {value: i for i, value in enumerate(spec.class_values, start=1)}
-    truth, found = [], []
-    for number, record in enumerate(records):
-        for thing in record["truth"]["objects"]:
-            entry = {**thing, "image_id": number, "category_id": index[thing["label"]], "iscrowd": 0}
-            truth.append(entry | {"id": len(truth) + 1})
-        for thing in record["prediction"]["detections"]:
-            entry = {"image_id": number, "category_id": index[thing["label"]], "score": thing["score"]}
-            found.append(
-                entry | ({"bbox": thing["bbox"]} if kind == "bbox" else {"segmentation": thing["segmentation"]})
-            )
-    images = [
-        dict(zip(("height", "width"), record["truth"]["size"]), id=number) for number, record in enumerate(records)
-    ]
-    with contextlib.redirect_stdout(io.StringIO()):
-        data = COCO()
-        data.dataset = {"images": images, "annotations": truth, "categories": [{"id": i} for i in index.values()]}
-        data.createIndex()
-        evaluation = COCOeval(data, data.loadRes(found), kind)
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-    return evaluation.stats, evaluation.eval["precision"][..., -1]
-
-
-def close(value, expected):
-    return value is None if expected == -1 else value == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("size", [(64, 64), (150, 120)])
 def test_equals_pycocotools(seed, size, make_spec, make_target, objects):
     spec = make_spec("instances", ("a", "b", "c", "never"))
-    records = records_of(spec, objects, make_target, seed, 12, size=size)
+    records = records_of(TASK, spec, objects, make_target, seed, 12, size=size)
     for record in records:  # the last class has detections but no truth
         record["truth"]["objects"] = [o for o in record["truth"]["objects"] if o["label"] != spec.class_values[3]]
     metrics = TASK.metrics(spec, records)
@@ -122,7 +64,7 @@ def test_no_chips_at_all(make_spec):
 
 def test_ignored_chip_has_no_detections_and_counts_nowhere(make_spec, make_target, objects):
     spec = make_spec("instances")
-    records = records_of(spec, objects, make_target, 5, 6)
+    records = records_of(TASK, spec, objects, make_target, 5, 6)
     rng = np.random.default_rng(9)
     ignored = TASK.record(spec, objects(rng, 4, 3), make_target(3, ignore=True, **objects(rng, 0, 3)), "bad.tif")
     assert ignored == {"image_id": 3, "file": "bad.tif", "prediction": {"detections": []}, "truth": None}
@@ -134,7 +76,7 @@ def test_ignored_chip_has_no_detections_and_counts_nowhere(make_spec, make_targe
 @given(seed=st.integers(0, 10**6), shuffle=st.integers(0, 10**6))
 def test_order_of_records_and_the_way_through_json_change_nothing(seed, shuffle, make_spec, make_target, objects):
     spec = make_spec("instances")
-    records = records_of(spec, objects, make_target, seed, 5, most=4)
+    records = records_of(TASK, spec, objects, make_target, seed, 5, most=4)
     sent = json.loads(json.dumps(records, allow_nan=False))
     assert sent == records
     random.Random(shuffle).shuffle(sent)

@@ -1,0 +1,81 @@
+"""Charts of what an evaluation found, from plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from accel_geo.report.pictures import TEXT, colours, new_figure, plain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_NAMED = 16  # lines in a legend
+
+
+def precision_recall(
+    lines: Sequence[tuple[str, np.ndarray, np.ndarray]], mark: tuple[float, float, str] | None = None
+) -> Figure:
+    """Return a figure of precision over recall, on lines of equal F1.
+
+    Args:
+        lines: (name, recalls, precisions).
+        mark: (recall, precision, text) of a point to mark.
+    """
+    figure = new_figure(5.6, 4.2)
+    figure.set_layout_engine("constrained")
+    axes = figure.subplots()
+    recall = np.linspace(0.01, 1, 200)
+    for f1 in np.arange(1, 10) / 10:
+        x = recall[recall > f1 / (2 - f1)]
+        axes.plot(x, f1 * x / (2 * x - f1), color="#dddddd", linewidth=0.6)
+        axes.annotate(f"{f1:.1f}", (1, f1 / (2 - f1)), color="#aaaaaa", fontsize=TEXT - 3, va="center")
+    for (name, x, y), colour in zip(lines, colours(len(lines))):
+        marker = "." if len(x) == 1 else None
+        axes.plot(x, y, color=colour, linewidth=1.6, marker=marker, label=plain(name), clip_on=False)
+    if mark:
+        x, y, text = mark
+        axes.plot(x, y, "o", color="#222222", markersize=5, label=plain(text), clip_on=False)
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    axes.set_xlabel("recall", fontsize=TEXT)
+    axes.set_ylabel("precision", fontsize=TEXT)
+    axes.tick_params(labelsize=TEXT - 1)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(lines) <= MOST_NAMED:
+        axes.legend(fontsize=TEXT - 1, frameon=False, loc="upper left", bbox_to_anchor=(1.03, 1.0), handlelength=1.2)
+    return figure
+
+
+def confusion_matrix(counts: np.ndarray | Sequence, names: Sequence[str]) -> Figure:
+    """Return a figure of counts [K, K], rows truth and columns prediction, shaded by the share of the row."""
+    counts = np.asarray(counts, dtype=np.float64)
+    k, shown = len(names), [plain(name) for name in names]
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    cell = 0.62 if k <= 8 else 0.42 if k <= 20 else 0.22
+    margin = 0.4 + 0.07 * max((len(name) for name in names), default=1)
+    figure = new_figure(k * cell + margin + 0.4, k * cell + margin + 0.5)
+    width, height = figure.get_size_inches()
+    axes = figure.add_axes((margin / width, margin / height, k * cell / width, k * cell / height))
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(k), shown, rotation=90 if k > 3 else 0, fontsize=TEXT - 1)
+    axes.set_yticks(range(k), shown, fontsize=TEXT - 1)
+    axes.set_xlabel("prediction", fontsize=TEXT)
+    axes.set_ylabel("truth", fontsize=TEXT)
+    axes.set_title("share of the truth, in per cent", fontsize=TEXT)
+    axes.tick_params(length=0)
+    if k <= 20:
+        for row, column in np.argwhere(counts > 0):
+            share = shares[row, column]
+            text = "<1" if 0 < share < 0.01 else f"{100 * share:.0f}"
+            axes.text(
+                column,
+                row,
+                text,
+                ha="center",
+                va="center",
+                fontsize=TEXT - 1 if k <= 8 else TEXT - 3,
+                color="white" if share > 0.55 else "#222222",
+            )
+    return figure
