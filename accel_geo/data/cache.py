@@ -1,25 +1,19 @@
-"""Where stores live, and who builds them: the first process of each machine; the others wait for the finished file.
+"""Where stores live, and who builds them: the first process of each machine; the others wait for the finished file."""
 
-There is no collective call here, so that data can be prepared before or without a process group. A store is written
-under a temporary name and renamed, so that two runs which start together both end well.
-"""
-
-import json
 import os
-import socket
 import time
-import uuid
 from pathlib import Path
 
 import pyarrow as pa
 
-from accel_geo.data.store import Decoder, Store, in_memory, open_store, write
-from accel_geo.parallel.processes import process_state
+from accel_geo.data import room
+from accel_geo.data.building import plan
+from accel_geo.data.decoder import Decoder
+from accel_geo.data.once import builds_here, make_once
+from accel_geo.data.store import Store, in_memory, open_store, write
 
 MODES = ("auto", "disk", "memory", "off")
-_STARTED = time.time()
-_PATIENCE = 600.0  # seconds to wait for a builder to appear
-_GRACE = 10.0  # seconds for a new builder to replace what an older run left behind
+_REPLACING = 60.0  # seconds that the builder may take to remove a damaged store
 
 
 def cache_folder() -> Path:
@@ -27,118 +21,73 @@ def cache_folder() -> Path:
     return Path(os.environ.get("ACCEL_GEO_CACHE") or Path.home() / ".cache" / "accel_geo").expanduser() / "chips"
 
 
-def builds_here() -> bool:
-    """Say whether this process is the one of its machine that builds stores."""
-    return int(os.environ.get("LOCAL_RANK") or 0) == 0
-
-
 def prepare_store(decoder: Decoder, cache: str, verify: bool = False) -> tuple[Store, str]:
     """Open the store of a data set, decoding it first where that has not been done.
+
+    Afterwards the stores that were used longest ago make room, where all together take more than they may: see
+    `room.allowed`. One that was used within the last day stays.
 
     Args:
         decoder: reads the chips.
         cache: "disk", "memory" (every process decodes for itself), "off" (pixels are decoded each time), or "auto":
-            disk, and memory where the disk cannot be written.
+            disk; where that cannot be written or the chips are too large for it, memory; where they would take more
+            than a quarter of what is free there, off.
+        verify: know the files by their content instead of their sizes and times.
 
     Returns:
-        The store, and a note where "auto" had to fall back.
+        The store, and a note where "auto" had to fall back or stores were deleted.
 
     Raises:
         ValueError: too many chips cannot be read, or the process that builds the store died.
         OSError: the disk cannot be written and `cache` is "disk".
     """
     if cache in ("memory", "off"):
-        return in_memory(decoder, keep=cache == "memory"), ""
+        return in_memory(decoder, cache == "memory", plan(decoder)), ""
     try:
-        return _on_disk(decoder), ""
+        return _on_disk(decoder, verify, careful=cache == "auto")
     except OSError as error:
         note = f"the store cannot be written to {cache_folder()} ({error.strerror or error})"
         if cache == "disk":
             raise OSError(f"{note}; make room there, point ACCEL_GEO_CACHE elsewhere, or use cache='memory'") from error
-    return in_memory(decoder, keep=True), f"{note}: the chips are kept in memory"
+    planned, free = plan(decoder), room.free_memory()
+    if planned.bytes <= free / 4:
+        return in_memory(decoder, True, planned), f"{note}: the chips are kept in memory"
+    note += f", nor kept in memory ({room.text(planned.bytes)} of {room.text(free)} free; a quarter may be used)"
+    return in_memory(decoder, False, planned), f"{note}: chips are decoded each time"
 
 
-def _on_disk(decoder: Decoder) -> Store:
+def _on_disk(decoder: Decoder, verify: bool, careful: bool) -> tuple[Store, str]:
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{decoder.manifest()}.arrow"
-    store = _open(file, decoder)
+    file, notes = folder / f"{decoder.manifest(verify)}.arrow", []
+
+    def build(temporary: Path) -> None:
+        planned = plan(decoder)
+        notes.append(room.make(folder, planned.bytes))
+        if careful and (reason := room.lacking(folder, planned.bytes)):
+            raise OSError(reason)
+        write(decoder, temporary, planned)
+
+    store, begun = _open(file), time.time()
+    while store is None and file.exists() and not builds_here():  # damaged: the first process removes it
+        if time.time() - begun > _REPLACING:
+            raise ValueError(f"{file} is damaged; remove it and start again")
+        time.sleep(0.1)
+        store = _open(file)
     if store is None:
-        _build(decoder, file) if builds_here() else _wait(file)
-        store = open_store(file, decoder)
-    return store
+        if builds_here():
+            file.unlink(missing_ok=True)
+        make_once(file, build)
+        store = open_store(file)
+        if builds_here():
+            notes.append(room.make(folder, 0, keep=file))
+    return store, "; ".join(filter(None, notes))
 
 
-def _open(file: Path, decoder: Decoder) -> Store | None:
+def _open(file: Path) -> Store | None:
     try:
-        return open_store(file, decoder)
-    except (FileNotFoundError, pa.ArrowInvalid):  # not there, or damaged: it is built anew
+        store = open_store(file)
+    except (OSError, ValueError, KeyError, IndexError, pa.ArrowException):  # not there, or damaged
         return None
-
-
-def _build(decoder: Decoder, file: Path) -> None:
-    state = file.with_suffix(".building")
-    temporary = file.with_name(f".tmp-{uuid.uuid4().hex}")
-    _tell(state)
-    try:
-        write(decoder, temporary)
-        os.replace(temporary, file)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        try:
-            _tell(state, type(error).__name__ if not isinstance(error, OSError) else "OSError", str(error))
-        except OSError:
-            pass  # on a full disk the others learn of it by our end
-        raise
-    state.unlink(missing_ok=True)
-
-
-def _tell(state: Path, kind: str = "", failure: str = "") -> None:
-    temporary = state.with_name(f".tmp-{uuid.uuid4().hex}")
-    values = {"pid": os.getpid(), "host": socket.gethostname(), "kind": kind, "failure": failure}
-    temporary.write_text(json.dumps(values))
-    os.replace(temporary, state)
-
-
-def _wait(file: Path) -> None:
-    state, begun, suspicious = file.with_suffix(".building"), time.time(), None
-    while not file.exists():
-        try:
-            current = state.stat().st_mtime >= _STARTED - _GRACE  # else an older run left it
-            values = json.loads(state.read_text())
-        except (OSError, ValueError):
-            current, values = False, None
-        if current and values["kind"] == "OSError":
-            raise OSError(values["failure"])
-        if current and values["kind"]:
-            ended = f"decoding the chips ended with {values['kind']} in process {values['pid']}"
-            raise ValueError(values["failure"] or ended)
-        if values and current and _alive(values):
-            suspicious = None
-        else:
-            suspicious = suspicious or time.time()
-            patience = _GRACE if current else _PATIENCE
-            if time.time() - suspicious > patience:
-                how = "is stopped" if values and _stopped(values) else "ended"
-                who = f"process {values['pid']} on {values['host']} {how}" if values else "no process began"
-                waited = f"waited {time.time() - begun:.0f} s for the store {file}"
-                raise ValueError(f"{waited}: {who} without finishing it; start again")
-        time.sleep(0.05)
-
-
-def _alive(values: dict) -> bool:
-    if values["host"] != socket.gethostname():
-        return True
-    if _stopped(values):
-        return False  # it may never go on
-    try:
-        os.kill(values["pid"], 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def _stopped(values: dict) -> bool:
-    return values["host"] == socket.gethostname() and process_state(values["pid"]) == "T"
+    room.touch(file)
+    return store

@@ -11,6 +11,7 @@ import torch
 
 from accel_geo import prepare_data
 from accel_geo.data import cache as caching
+from accel_geo.data import once
 from accel_geo.data.chips import collate
 from accel_geo.data.spec import DataSpec
 from accel_geo.data.statistics import Moments, chip_moments, merge
@@ -134,15 +135,14 @@ def test_the_others_hear_why_the_building_failed(masks_folder, empty_cache):
 
 
 def test_a_builder_that_died(masks_folder, empty_cache, monkeypatch):
-    monkeypatch.setattr(caching, "_GRACE", 0.3)
+    monkeypatch.setattr(once, "_GRACE", 0.3)
     root = masks_folder()
     monkeypatch.setenv("LOCAL_RANK", "1")
     gone = multiprocessing.get_context("fork").Process(target=int)
     gone.start()
     gone.join()
-    monkeypatch.setattr(caching.os, "getpid", lambda: gone.pid)
-    monkeypatch.setattr(caching, "_build", None)
-    monkeypatch.setattr(caching, "_open", lambda file, decoder: caching._tell(file.with_suffix(".building")))
+    monkeypatch.setattr(once.os, "getpid", lambda: gone.pid)
+    monkeypatch.setattr(caching, "_open", lambda file: once._tell(file.with_suffix(".building")))
     with pytest.raises(ValueError, match=f"process {gone.pid} on .* ended without finishing it"):
         prepare_data(root)
 

@@ -1,0 +1,112 @@
+"""The decoder: reads the chips of rows from their files, and says what they depend on."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from accel_geo.data.formats.rows import Rows
+from accel_geo.data.labels import KINDS, Label, Place
+from accel_geo.data.pixels import Bands, Pixels, located, read_error, read_pixels, resize_pixels
+
+VERSION = 3  # raise it whenever what is stored of a chip changes: older stores are then left alone
+_NO_MATTER = ("group", "attributes")  # columns of rows that shape no pixel
+
+
+class Chip(NamedTuple):
+    """One decoded chip: its pixels [C, H, W] and compact label, or the reason why there are none."""
+
+    pixels: Pixels | None
+    label: Label
+    problem: str | None = None
+
+
+@dataclass
+class Decoder:
+    """Reads the chips of rows from their files. It holds no open file, so that workers may carry it."""
+
+    rows: Rows
+    bands: Bands
+    resize_to: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows.dataset)
+
+    def __call__(self, row: dict) -> Chip:
+        """Read one chip and its label; whatever is wrong with them becomes its problem."""
+        rows = self.rows
+        file = located(rows.root, row["file"])
+        try:
+            pixels = read_pixels(file, self.bands, row["window"])
+            source = pixels.values.shape[1:]
+            if self.resize_to:
+                pixels = resize_pixels(pixels, self.resize_to)
+            size = pixels.values.shape[1:]
+            place = Place(rows.root, source, size, pixels.ignored, self.bands, rows.things, rows.colours)
+            label = KINDS[rows.task].decode(row, place)
+        except Exception as error:  # a bad file may raise anything; the chip keeps its place and is named
+            return Chip(None, Label([], []), f"{row['file']}: {read_error(file, error)}")
+        return Chip(pixels, label)
+
+    def chip(self, position: int) -> Chip:
+        """Read the chip of a row."""
+        return self(self.rows.dataset[int(position)])
+
+    def block(self, start: int, stop: int) -> list[dict]:
+        """Return some rows."""
+        block = self.rows.dataset[start : min(stop, len(self))]
+        return [dict(zip(block, values)) for values in zip(*block.values())]
+
+    def manifest(self, verify: bool = False) -> str:
+        """Return the key of the decoded chips: a hash of the rows, the state of every file, and what shapes the pixels.
+
+        Args:
+            verify: hash the content of the files instead of their sizes and times.
+        """
+        table = self.rows.dataset.with_format("arrow")[:].drop_columns(
+            [name for name in _NO_MATTER if name in self.rows.dataset.column_names]
+        )
+        labels = pc.list_flatten(table["label_files"])
+        names = sorted({*pc.unique(table["file"]).to_pylist(), *pc.unique(labels).to_pylist()} - {""})
+        root = self.rows.root.resolve()
+        options = [VERSION, str(root), self.rows.task, self.bands, self.resize_to, len(self)]
+        options += [sorted(self.rows.things), sorted(self.rows.colours.items())]
+        found = hashlib.blake2b(json.dumps(options).encode(), digest_size=12)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema.remove_metadata()) as stream:
+            stream.write_table(table.replace_schema_metadata(None).combine_chunks())
+        found.update(sink.getvalue())
+        for name, state in zip(names, _states([located(root, name) for name in names], verify)):
+            found.update(f"{name}\0{state}\n".encode(errors="surrogateescape"))
+        return found.hexdigest()
+
+
+def _states(files: list[Path | str], verify: bool) -> Iterable[str]:
+    if not verify:
+        return map(_state, files)
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(_content, files))
+
+
+def _state(file: Path | str) -> str:
+    # What GDAL opens by itself (/vsi...) cannot be looked at, and counts as unchanged.
+    try:
+        status = os.stat(file)
+    except OSError:
+        return ""
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _content(file: Path | str) -> str:
+    try:
+        with open(file, "rb") as stream:
+            return hashlib.file_digest(stream, "blake2b").hexdigest()
+    except OSError:
+        return ""
