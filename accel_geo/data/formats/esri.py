@@ -8,6 +8,7 @@ taken for not given.
 import math
 import os
 import re
+import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -220,9 +221,8 @@ def _map_problems(file: Path, chips: int) -> list[str]:
     problems = []
     if repeated := len(lines) - len(set(lines)):
         problems.append(f"map.txt repeats {repeated} line(s), which count once")
-    folders: dict[str, set[str]] = {}
-    names = dict.fromkeys(name for line in lines for name in line)
-    missing = [name for name in names if not _on_disk(name, file, folders)]
+    present = _files_below(file.parent)
+    missing = [name for name in dict.fromkeys(name for line in lines for name in line) if _plain(name) not in present]
     if missing:
         problems.append(f"map.txt names {len(missing)} file(s) that are not on disk: {some(missing, 3)}")
     listed = len({line[0] for line in lines} - set(missing))
@@ -231,15 +231,17 @@ def _map_problems(file: Path, chips: int) -> list[str]:
     return problems
 
 
-def _on_disk(name: str, file: Path, folders: dict[str, set[str]]) -> bool:
-    # Folders are listed once each: asking for every file of many takes long.
-    base, _, last = name.rpartition("/")
-    if base not in folders:
-        try:
-            folders[base] = {entry.casefold() for entry in os.listdir(file.parent / base)}
-        except OSError:
-            folders[base] = set()
-    return last.casefold() in folders[base]
+def _plain(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold().removeprefix("./")
+
+
+def _files_below(root: Path) -> set[str]:
+    # All at once: asking for every file of many takes long, and their names may differ in case.
+    found = set()
+    for place, _, names in os.walk(root):
+        base = os.path.relpath(place, root).replace(os.sep, "/")
+        found.update(_plain(f"{base}/{name}") for name in names)
+    return found
 
 
 def class_value(name: str, classes: dict[int, str]) -> int | None:

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-from accel_geo.data.formats import boxes, esri
+from accel_geo.data.formats import boxes, esri, image_masks, image_pairs
 from accel_geo.data.formats.rows import Rows, folder, has_raster, table
 from accel_geo.data.pixels import RASTER_SUFFIXES
 
 TASKS = ("classification",)
 LAYOUT = "images/<class>/<chip> or <class>/<chip>"
-_NO_CLASSES = {"images", "images2", "labels", "labels2", "masks", "semantic", "annotations", "train", "val", "valid"}
+_NO_CLASSES = {"images2", "labels", "labels2", "masks", "semantic", "annotations", "train", "val", "valid", "test"}
+_NO_CLASSES |= set(image_masks.IMAGES)
 
 
 def _base(path: Path) -> Path:
@@ -33,6 +34,8 @@ def recognise(path: Path) -> bool:
     base = _base(path)
     folders = _class_folders(base)
     if base == path and any(entry.name.casefold() in _NO_CLASSES for entry in folders):
+        return False
+    if image_pairs.recognise(path):  # low/ and high/ may be classes, but not where they hold the same chips
         return False
     return not has_raster(base) and any(has_raster(entry) for entry in folders)
 

@@ -12,12 +12,13 @@ LAYOUT = "images/<chip> and labels/<class>/<chip>, object numbers as pixels"
 
 
 def recognise(path: Path) -> bool:
-    """Say whether a folder is in this format."""
+    """Say whether a folder is in this format; folders of labels that are folders of images too are no classes."""
     images, labels = folder(path, "images"), folder(path, "labels")
     mode = esri.metadata(path).mode
     if not images or not labels or (mode and mode != "RCNN_Masks") or folder(path, "labels2"):
         return False
-    return mode == "RCNN_Masks" or any(has_raster(entry) for entry in labels.iterdir() if entry.is_dir())
+    classes = [entry for entry in labels.iterdir() if entry.is_dir() and not (images / entry.name).is_dir()]
+    return mode == "RCNN_Masks" or any(boxes.listing(entry, RASTER_SUFFIXES) for entry in classes)
 
 
 def read(path: Path, task: str) -> Rows:

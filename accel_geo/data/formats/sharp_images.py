@@ -11,12 +11,14 @@ from accel_geo.data.pixels import RASTER_SUFFIXES
 
 TASKS = ("super_resolution",)
 LAYOUT = "<chip>, or images/<chip>: sharp images"
-ASKED = True  # never taken unless the task or the format is asked for
+_PARTS = {"images", "images2", "labels", "labels2", "masks"}
 
 
 def recognise(path: Path) -> bool:
-    """Say whether a folder holds images."""
-    return path.is_dir() and has_raster(folder(path, "images") or path)
+    """Say whether a folder holds images; a folder of a data set belongs to that one."""
+    if not path.is_dir() or (path.name.casefold() in _PARTS and folder(path.parent, "images")):
+        return False
+    return has_raster(folder(path, "images") or path)
 
 
 def read(path: Path, task: str) -> Rows:
