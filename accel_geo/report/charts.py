@@ -27,11 +27,12 @@ def precision_recall(
     figure = new_figure(5.6, 4.2)
     figure.set_layout_engine("constrained")
     axes = figure.subplots()
-    recall = np.linspace(0.01, 1, 200)
     for f1 in np.arange(1, 10) / 10:
-        x = recall[recall > f1 / (2 - f1)]
+        x = np.geomspace(f1 / (2 - f1), 1, 100)
         axes.plot(x, f1 * x / (2 * x - f1), color="#dddddd", linewidth=0.6)
-        axes.annotate(f"{f1:.1f}", (1, f1 / (2 - f1)), color="#aaaaaa", fontsize=TEXT - 3, va="center")
+        text = f"F1 {f1:.1f}" if f1 == 0.9 else f"{f1:.1f}"
+        place = {"va": "center", "annotation_clip": False}
+        axes.annotate(text, (1.01, f1 / (2 - f1)), color="#999999", fontsize=TEXT - 3, **place)
     for (name, x, y), colour in zip(lines, colours(len(lines))):
         marker = "." if len(x) == 1 else None
         axes.plot(x, y, color=colour, linewidth=1.6, marker=marker, label=plain(name), clip_on=False)
@@ -44,7 +45,7 @@ def precision_recall(
     axes.tick_params(labelsize=TEXT - 1)
     axes.spines[["top", "right"]].set_visible(False)
     if len(lines) <= MOST_NAMED:
-        axes.legend(fontsize=TEXT - 1, frameon=False, loc="upper left", bbox_to_anchor=(1.03, 1.0), handlelength=1.2)
+        axes.legend(fontsize=TEXT - 1, frameon=False, loc="upper left", bbox_to_anchor=(1.1, 1.0), handlelength=1.2)
     return figure
 
 

@@ -177,30 +177,34 @@ def show_edges(axes: Axes, rgb: np.ndarray, strength: np.ndarray, ignored: np.nd
 
 
 def show_segments(
-    axes: Axes, rgb: np.ndarray, ids: np.ndarray, labels: Mapping[int, int], palette: Sequence[Colour], crowds: set[int]
+    axes: Axes, rgb: np.ndarray, ids: np.ndarray, segments: Sequence[Mapping], palette: Sequence[Colour]
 ) -> None:
-    """Show an image under segments with borders, neighbours of one class in different shades.
+    """Show an image under filled segments with borders; objects of one class have different shades.
 
     Args:
         axes: to draw into.
         rgb: [H, W, 3] in [0, 1].
-        ids: [H, W] of segments; those without a label stay clear.
-        labels: 1..K of each id.
+        ids: [H, W]; pixels of an id that is not listed stay clear.
+        segments: `id`, `label` 1..K, `isthing`, and `iscrowd` for those that are hatched.
         palette: of the K classes.
-        crowds: ids of regions that are hatched, in the colour of their class.
     """
     overlay = np.zeros((*ids.shape, 4))
     rows, columns = np.indices(ids.shape)
     hatch = (rows - columns) // max(1, len(ids) // 64) % 4 == 0
-    present = [i for i in np.unique(ids).tolist() if i in labels]
-    for number, i in enumerate(present):
-        shade = np.asarray(palette[labels[i] - 1]) * (1.0, 0.75, 0.5)[number % 3]
-        overlay[ids == i] = (*shade, 0.55)
-        if i in crowds:
-            overlay[(ids == i) & hatch] = (0, 0, 0, 0.6)
+    ordered = sorted(segments, key=lambda segment: bool(segment["isthing"]))  # borders of objects on top
+    for number, segment in enumerate(ordered):
+        colour = np.asarray(palette[int(segment["label"]) - 1])
+        shade = (0.0, 0.3, -0.3)[number % 3] if segment["isthing"] else 0.0
+        mask = ids == int(segment["id"])
+        overlay[mask] = (*(colour + shade * (1 - colour if shade > 0 else colour)), 0.6)
+        if segment.get("iscrowd"):
+            overlay[mask & hatch] = (0, 0, 0, 0.6)
     show_image(axes, rgb)
     _overlay(axes, overlay, np.zeros(ids.shape, dtype=bool))
-    _outline(axes, (ids == i for i in present), [palette[labels[i] - 1] for i in present], width=0.9)
+    for kind in (False, True):
+        chosen = [segment for segment in ordered if bool(segment["isthing"]) == kind]
+        masks = (ids == int(segment["id"]) for segment in chosen)
+        _outline(axes, masks, [palette[int(s["label"]) - 1] for s in chosen], width=1.2 if kind else 0.4)
 
 
 def show_instances(
@@ -236,8 +240,12 @@ def show_instances(
     # Tags of many small objects would hide them: the more there are, the less is written.
     tags = "full" if len(boxes) <= 6 else "score" if len(boxes) <= 30 else "none"
     taken: list[tuple[float, float, float]] = []
+    # Where outlines of masks tell more, boxes stay thin; alone they have the same dark halo.
+    styles = [((0, 0, 0, 0.6), 2.4), (None, 1.4)] if masks is None else [(None, 0.8)]
     for i, (x1, y1, x2, y2) in enumerate(boxes):
-        axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=chosen[i], linewidth=0.8, alpha=0.9))
+        for colour, width in styles:
+            edge = {"edgecolor": colour or chosen[i], "linewidth": width}
+            axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, **edge))
         text = names[int(labels[i]) - 1] if tags == "full" else ""
         if scores is not None and tags != "none":
             text = f"{text} {scores[i]:.2f}".strip()
@@ -309,9 +317,13 @@ def curves(history: Sequence[dict], monitor: str | None = None) -> Figure:
     """
     steps = [line for line in history if "loss" in line]
     evaluations = [line for line in history if "valid" in line]
-    figure = new_figure(13.0, 3.2)
+    keys = list(dict.fromkeys(k for line in evaluations for k, v in line["valid"].items() if not isinstance(v, list)))
+    large = [key for key in keys if max(abs(line["valid"].get(key) or 0) for line in evaluations) > 1.5]
+    # Decibels would press fractions flat: they get axes of their own.
+    scales = [scale for scale in ([key for key in keys if key not in large], large) if scale] or [[]]
+    figure = new_figure(8.6 + 4.4 * len(scales), 3.2)
     figure.set_layout_engine("constrained", w_pad=0.08)  # makes room for each legend beside its axes
-    loss, rate, metric = figure.subplots(1, 3)
+    loss, rate, *metrics = figure.subplots(1, 2 + len(scales))
     x = [line["step"] for line in steps]
     _lines(loss, x, [("loss", [line["loss"] for line in steps])], smooth=True, bold="loss")
     terms = sorted({term for line in steps for term in line.get("losses", {})})
@@ -322,16 +334,13 @@ def curves(history: Sequence[dict], monitor: str | None = None) -> Figure:
     many = max((len(group) for group in groups), default=1)
     named = [(f"group {i}" if many > 1 else "lr", [g[i] if i < len(g) else None for g in groups]) for i in range(many)]
     _lines(rate, x, named)
-    keys = list(dict.fromkeys(k for line in evaluations for k, v in line["valid"].items() if not isinstance(v, list)))
-    _lines(
-        metric,
-        [line["step"] for line in evaluations],
-        [(key, [line["valid"].get(key) for line in evaluations]) for key in keys],
-        marker="o",
-        bold=monitor,
-    )
+    x = [line["step"] for line in evaluations]
+    for metric, scale in zip(metrics, scales):
+        values = [(key, [line["valid"].get(key) for line in evaluations]) for key in scale]
+        _lines(metric, x, values, marker="o", bold=monitor)
     starts = [line["step"] for before, line in zip(steps, steps[1:]) if line.get("fit", 0) != before.get("fit", 0)]
-    for axes, title in ((loss, "training loss"), (rate, "learning rate"), (metric, "validation metrics")):
+    titles = ["training loss", "learning rate", *["validation metrics"] * len(metrics)]
+    for axes, title in zip((loss, rate, *metrics), titles):
         for start in starts:
             axes.axvline(start - 0.5, color="#888888", linestyle="--", linewidth=0.8)
         axes.set_title(title, fontsize=TEXT + 1, loc="left")

@@ -75,7 +75,7 @@ class Task(ABC):
             spec: of the data.
             image: [C, H, W] as networks get it, without padding.
             labels: a target or a prediction, without padding.
-            kind: "truth" or "prediction".
+            kind: which picture: "truth", "prediction" or another of `panels`.
         """
 
     def monitor_for(self, spec: DataSpec) -> str:

@@ -102,9 +102,8 @@ class Panoptic(Task):
             axes,
             pictures.stretch(array(image), spec.bands),
             array(labels["segment_ids"]),
-            {int(s["id"]): int(s["label"]) for s in segments},
+            segments,
             pictures.colours(len(spec.classes)),
-            crowds={int(s["id"]) for s in segments if s.get("iscrowd")},
         )
         return f"{kind}: {len(segments)} segment" + "s" * (len(segments) != 1)
 

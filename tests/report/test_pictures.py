@@ -142,3 +142,21 @@ def test_pyplot_stays_out():
     code = "import sys; from accel_geo.report import pictures, page; assert 'matplotlib' not in sys.modules;"
     code += "pictures.to_png(pictures.curves([])); assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_decibels_and_fractions_have_axes_of_their_own():
+    line = {"fit": 0, "epoch": 0, "step": 1, "valid": {"psnr": 30.0, "ssim": 0.9, "psnr_gain": None}}
+    figure = pictures.curves([line], monitor="psnr")
+    drawn(figure)
+    assert [place.get_title(loc="left") for place in figure.axes].count("validation metrics") == 2
+    line = line | {"valid": {"ssim": 0.9}}
+    assert len(pictures.curves([line]).axes) == 3
+
+
+@pytest.mark.parametrize("n", [1, 30])
+def test_precision_over_recall(n):
+    recall = np.linspace(0, 1, 11)
+    lines = [(f"$class_{i}", recall, 1 - recall**2) for i in range(n)]
+    figure = charts.precision_recall(lines, mark=(0.5, 0.75, "best"))
+    drawn(figure)
+    assert (figure.axes[0].get_legend() is None) == (n == 30)
