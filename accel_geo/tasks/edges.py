@@ -33,9 +33,9 @@ class Edges(Task):
     predictions.json hold. Counts are summed over all chips before any division.
 
     What differs from BSDS500's tool: a predicted pixel is right where any edge of the truth lies within the tolerance,
-    and an edge pixel is found where any predicted one does, in place of an assignment of one to one, which takes
-    minutes; and the tolerance is a number of pixels, not 0.0075 of a chip's diagonal. Thick predictions are therefore
-    not punished within the tolerance; `thin` makes them one pixel wide first, as BSDS500 does.
+    and an edge pixel is found where any predicted one does, in place of an optimal assignment of one to one; and the
+    tolerance is a number of pixels, not 0.0075 of a chip's diagonal. Thick predictions are therefore not punished
+    within the tolerance; `thin` makes them one pixel wide first, as BSDS500 does.
 
     Args:
         thin: measure predictions after non-maximum suppression; about 0.05 s more for a chip of 512 x 512 pixels.
