@@ -42,7 +42,8 @@ def make_once(target: Path, build: Callable[[Path], None]) -> None:
         wait_for(target)
         return
     state, temporary = _state(target), temporary_beside(target)
-    _tell(state)
+    _sweep(state)
+    _tell(state, temporary=temporary.name)
     try:
         build(temporary)
         finish(temporary, target)
@@ -113,11 +114,21 @@ def _state(target: Path) -> Path:
     return target.with_suffix(".building")
 
 
-def _tell(state: Path, kind: str = "", failure: str = "") -> None:
-    temporary = temporary_beside(state)
+def _sweep(state: Path) -> None:
+    # What a builder that was killed has left behind.
+    try:
+        values = json.loads(state.read_text())
+    except (OSError, ValueError):
+        return
+    if values.get("temporary") and not _alive(values):
+        remove(state.with_name(values["temporary"]))
+
+
+def _tell(state: Path, kind: str = "", failure: str = "", temporary: str = "") -> None:
+    draft = temporary_beside(state)
     values = {"pid": os.getpid(), "host": socket.gethostname(), "kind": kind, "failure": failure}
-    temporary.write_text(json.dumps(values))
-    os.replace(temporary, state)
+    draft.write_text(json.dumps(values | {"temporary": temporary}))
+    os.replace(draft, state)
 
 
 def _alive(values: dict) -> bool:

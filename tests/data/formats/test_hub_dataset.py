@@ -2,6 +2,7 @@
 
 import io
 import json
+import socket
 import threading
 import time
 
@@ -31,7 +32,7 @@ def encoded(array: np.ndarray, kind: str = "PNG") -> bytes:
 
 
 def pictures(n: int, kind: str = "PNG") -> list[dict]:
-    return [{"bytes": encoded(np.full((12, 16, 3), 10 * i, np.uint8), kind), "path": None} for i in range(n)]
+    return [{"bytes": encoded(np.full((12, 16, 3), 10 * i % 250, np.uint8), kind), "path": None} for i in range(n)]
 
 
 def make(columns: dict, **features) -> Dataset:
@@ -417,14 +418,21 @@ def test_other_processes_learn_of_a_failure(monkeypatch, tmp_path):
         with pytest.raises(ValueError, match=r"row 0 of the data set: the box \[1, 2\] is not four numbers"):
             read_dataset(bad)
     assert not list((tmp_path / "cache" / "datasets").glob(".tmp*"))
-    state = next((tmp_path / "cache" / "datasets").glob("*.building"))
-    state.write_text(
-        json.dumps({"pid": 2**22 + 1, "host": json.loads(state.read_text())["host"], "kind": "", "failure": ""})
-    )
+
+
+def test_a_killed_builder_ends_the_wait_and_the_next_one_clears_up(monkeypatch, tmp_path):
+    data, folder = labelled(), tmp_path / "cache" / "datasets"
+    target = read_dataset(data).root
+    target.rename(folder / ".tmp-left")
+    killed = {"pid": 2**22 + 1, "host": socket.gethostname(), "kind": "", "failure": "", "temporary": ".tmp-left"}
+    target.with_suffix(".building").write_text(json.dumps(killed))
     monkeypatch.setattr(once, "_GRACE", 0.1)
     monkeypatch.setattr(once, "_STARTED", 0.0)
+    monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(ValueError, match="ended without finishing it; start again"):
-        read_dataset(bad)
+        read_dataset(data)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert read_dataset(data).root == target and [entry.name for entry in folder.iterdir()] == [target.name]
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
