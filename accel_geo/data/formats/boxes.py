@@ -95,10 +95,11 @@ class Finder:
 
     def __init__(self, chips: Iterable[str]) -> None:
         """Know the paths of chips, relative to one folder."""
-        self._by_path = {plain(chip): chip for chip in chips}
+        self._exact = dict.fromkeys(chips)
+        self._by_path = {plain(chip): chip for chip in self._exact}
         self._by_name: dict[str, list[str]] = {}
-        for path, chip in self._by_path.items():
-            self._by_name.setdefault(path.rsplit("/", 1)[-1], []).append(chip)
+        for chip in self._exact:
+            self._by_name.setdefault(plain(chip).rsplit("/", 1)[-1], []).append(chip)
 
     def find(self, name: str, places: Sequence[str] = ("",), loose: bool = True) -> str | None:
         """Return the chip of a name; None where there is none, or where several fit.
@@ -113,7 +114,8 @@ class Finder:
             tail = "/".join(parts[start:])
             for place in places:
                 if (path := f"{place}/{tail}" if place else tail) in self._by_path:
-                    return self._by_path[path]
+                    exact = name in self._exact and plain(name) == path  # names may differ in case alone
+                    return name if exact else self._by_path[path]
         same = self._by_name.get(parts[-1], []) if parts and loose else []
         return same[0] if len(same) == 1 else None
 

@@ -104,15 +104,14 @@ def _box(annotation: dict, file: Path) -> list[float] | None:
     return [f(axis) for f in (min, max) for axis in zip(*points)] if points else None
 
 
-def _around_runs(rle: dict, annotation: dict, file: Path) -> list[float]:
-    from faster_coco_eval.core import mask
+def _around_runs(rle: dict, annotation: dict, file: Path) -> list[float] | None:
+    from accel_geo.data.shapes import shape_mask
 
     try:
-        counts = rle["counts"]
-        packed = mask.frPyObjects(rle, *rle["size"]) if isinstance(counts, list) else {**rle, "counts": counts.encode()}
-        x, y, width, height = map(float, mask.toBbox(packed))
-    except Exception as error:  # the library raises whatever its C code does
+        mask, _, _ = shape_mask(rle, tuple(rle["size"]))
+    except (ValueError, TypeError) as error:
         raise ValueError(
             f"{file}: annotation {annotation.get('id')} has an RLE that cannot be read: {error}"
         ) from error
-    return [x, y, x + width, y + height]
+    rows, columns = mask.any(1).nonzero()[0].tolist(), mask.any(0).nonzero()[0].tolist()
+    return [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1] if rows else None

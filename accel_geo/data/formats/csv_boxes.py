@@ -187,10 +187,9 @@ class _Reader:
             raise _error(table, number, f"{reason}; write POLYGON ((x y, x y, ...)) in pixels") from error
         if shape.geom_type not in ("Polygon", "MultiPolygon") or shape.is_empty:
             return None
-        bounds = boxes.finite(shape.bounds)
-        if bounds is None:
+        if boxes.finite(shapely.get_coordinates(shape).ravel()) is None:
             raise _error(table, number, "has a geometry with a coordinate that is no finite number")
-        return _Shape(json.dumps(shapely.geometry.mapping(shapely.force_2d(shape))), bounds)
+        return _Shape(json.dumps(shapely.geometry.mapping(shapely.force_2d(shape))), list(shape.bounds))
 
     def attributes_of(self, chip: str) -> dict[str, str]:
         """Return the columns of a chip beside its objects."""

@@ -106,4 +106,6 @@ def _named(entry: str, root: Path, files: list[str]) -> Iterable[str]:
             finder = boxes.Finder(files)
             lines = boxes.read_text(root / place).splitlines()
             return [file for line in lines if line.strip() and (file := finder.find(line.strip()))]
+        if parts[start].casefold() in boxes.SPLITS:
+            break  # what follows is no folder of this split alone
     return []
