@@ -13,7 +13,7 @@ _HOMES = {
     "DataSpec": "accel_geo.data.spec",
     "GeoModel": "accel_geo.models.base",
     "from_model": "accel_geo.models",
-    "MaskRCNN": "accel_geo.models.mask_rcnn",
+    "MaskRCNN": "accel_geo.models.rcnn",
     "UnetClassifier": "accel_geo.models.unet_classifier",
     "FeatureClassifier": "accel_geo.models.feature_classifier",
 }

@@ -5,7 +5,7 @@ import os
 
 MODELS = {
     "FeatureClassifier": "accel_geo.models.feature_classifier",
-    "MaskRCNN": "accel_geo.models.mask_rcnn",
+    "MaskRCNN": "accel_geo.models.rcnn",
     "UnetClassifier": "accel_geo.models.unet_classifier",
 }
 

@@ -25,11 +25,9 @@ from torchvision.ops import (
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from torchvision.ops.poolers import LevelMapper
 
-from accel_geo.nn.sampling import KeyedSampler
+from accel_geo.nn.boxes import centred_inside, soft_nms
+from accel_geo.nn.sampling import KeyedSampler, on_rank_grid
 from accel_geo.parallel.reduction import Loss
-
-# scores are ranked on this grid: where they are equal but for rounding, the index decides, whatever the machine rounds
-RANK_GRID = 2.0**30
 
 
 class FeaturePyramid(nn.Module):
@@ -62,28 +60,6 @@ class FeaturePyramid(nn.Module):
         pool.scales = [1 / stride for stride in strides]
         pool.map_levels = LevelMapper(strides[0].bit_length() - 1, strides[-1].bit_length() - 1)
         return pool
-
-
-class PyramidAnchors(AnchorGenerator):
-    """Anchors of given strides: those of a pixel do not depend on how far an image is padded.
-
-    Args:
-        sizes: side of the square anchor of each level, in pixels.
-        aspect_ratios: height / width.
-        strides: of the levels.
-    """
-
-    def __init__(self, sizes: Sequence[int], aspect_ratios: Sequence[float], strides: Sequence[int]) -> None:
-        super().__init__(tuple((size,) for size in sizes), (tuple(aspect_ratios),) * len(sizes))
-        self.strides = list(strides)
-
-    def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        """Return the anchors [N, 4] of each image."""
-        images = image_list.tensors
-        self.set_cell_anchors(images.dtype, images.device)
-        grids = [feature.shape[-2:] for feature in feature_maps]
-        anchors = torch.cat(self.grid_anchors(grids, [(stride, stride) for stride in self.strides]))
-        return [anchors] * len(images)
 
 
 class RegionProposals(RegionProposalNetwork):
@@ -150,7 +126,7 @@ class RegionProposals(RegionProposalNetwork):
             sizes: (H, W) of each image.
             per_level: how many of the N belong to each level.
         """
-        scores = (torch.round(scores * RANK_GRID) / RANK_GRID).masked_fill(~inside, float("-inf"))
+        scores = on_rank_grid(scores).masked_fill(~inside, float("-inf"))
         best, levels, offset = [], [], 0
         for level, of_level in enumerate(scores.split(per_level, 1)):
             order = of_level.sort(dim=1, descending=True, stable=True).indices[:, : self.pre_nms_top_n()]
@@ -196,7 +172,10 @@ class RegionProposals(RegionProposalNetwork):
 
 
 class RegionHeads(RoIHeads):
-    """What is in a region: torchvision's box head and, where given, mask head; arguments as there."""
+    """What is in a region: torchvision's box head and, where given, mask head; arguments as there.
+
+    Beside them `soft_nms`: overlapping detections get lower scores instead of being dropped by `nms_thresh`.
+    """
 
     def __init__(
         self,
@@ -212,6 +191,7 @@ class RegionHeads(RoIHeads):
         score_thresh: float,
         nms_thresh: float,
         detections_per_img: int,
+        soft_nms: bool = False,
         mask_roi_pool: nn.Module | None = None,
         mask_head: nn.Module | None = None,
         mask_predictor: nn.Module | None = None,
@@ -233,6 +213,7 @@ class RegionHeads(RoIHeads):
             mask_predictor,
         )
         self.fg_bg_sampler = KeyedSampler(batch_size_per_image, positive_fraction, "regions")
+        self.soft_nms = soft_nms
 
     def forward(
         self,
@@ -286,6 +267,27 @@ class RegionHeads(RoIHeads):
             losses["loss_mask"] = Loss(total, float(masks.numel()))
         return losses
 
+    def postprocess_detections(
+        self, logits: Tensor, deltas: Tensor, proposals: list[Tensor], image_shapes: list[tuple[int, int]]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Return boxes [N, 4], scores [N] and labels [N] of each image, best first."""
+        if not self.soft_nms:
+            return super().postprocess_detections(logits, deltas, proposals, image_shapes)
+        found, lengths = [], [len(regions) for regions in proposals]
+        for boxes, scores, size in zip(
+            self.box_coder.decode(deltas, proposals).split(lengths), logits.softmax(-1).split(lengths), image_shapes
+        ):
+            boxes, scores = clip_boxes_to_image(boxes, size)[:, 1:].flatten(0, 1), scores[:, 1:]
+            labels = torch.arange(1, 1 + scores.shape[1], device=scores.device).expand_as(scores).flatten()
+            scores = scores.flatten()
+            keep = torch.where(scores > self.score_thresh)[0]
+            keep = keep[remove_small_boxes(boxes[keep], min_size=1e-2)]
+            best, scores = soft_nms(
+                boxes[keep], scores[keep], labels[keep], score_thresh=self.score_thresh, count=self.detections_per_img
+            )
+            found.append((boxes[keep][best], scores, labels[keep][best]))
+        return tuple(map(list, zip(*found)))
+
     def box_outputs(
         self, features: dict[str, Tensor], proposals: list[Tensor], image_shapes: list[tuple[int, int]]
     ) -> tuple[Tensor, Tensor]:
@@ -298,12 +300,6 @@ class RegionHeads(RoIHeads):
     ) -> Tensor:
         """Return mask logits [R, K + 1, M, M] of all boxes."""
         return self.mask_predictor(self.mask_head(self.mask_roi_pool(features, boxes, image_shapes))).to(boxes[0].dtype)
-
-
-def centred_inside(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Say which boxes [N, 4] have their centre inside an image of this (H, W)."""
-    x, y = (boxes[:, 0] + boxes[:, 2]) / 2, (boxes[:, 1] + boxes[:, 3]) / 2
-    return (x < size[1]) & (y < size[0])
 
 
 def paste_masks(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:

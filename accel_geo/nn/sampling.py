@@ -1,9 +1,26 @@
-"""Keyed sampling of anchors and regions: what an image samples depends on its key alone."""
+"""Choosing anchors and regions: what an image contributes depends on itself and its key alone."""
 
 import torch
 from torch import Tensor
 
 from accel_geo.parallel.keys import generator
+
+# values are ranked on this grid: where they are equal but for rounding, the index decides, whatever the machine rounds
+RANK_GRID = 2.0**30
+
+
+def on_rank_grid(values: Tensor) -> Tensor:
+    """Round values so that those that are equal but for rounding are equal."""
+    return torch.round(values * RANK_GRID) / RANK_GRID
+
+
+def highest(values: Tensor, candidates: Tensor, count: int) -> Tensor:
+    """Return a bool mask [N] of the `count` candidates (bool [N]) with the highest values [N], ties by index."""
+    index = torch.where(candidates)[0]
+    order = torch.argsort(values[index], descending=True, stable=True)
+    mask = torch.zeros_like(candidates)
+    mask[index[order[:count]]] = True
+    return mask
 
 
 class KeyedSampler:
@@ -46,15 +63,7 @@ class KeyedSampler:
                 negatives.append(nothing)
                 continue
             priority = torch.rand(len(labels), generator=generator(key, self.site)).to(labels.device)
-            taken = _highest(priority, labels >= 1, int(self.batch_size_per_image * self.positive_fraction))
+            taken = highest(priority, labels >= 1, int(self.batch_size_per_image * self.positive_fraction))
             positives.append(taken)
-            negatives.append(_highest(priority, labels == 0, self.batch_size_per_image - int(taken.sum())))
+            negatives.append(highest(priority, labels == 0, self.batch_size_per_image - int(taken.sum())))
         return positives, negatives
-
-
-def _highest(priority: Tensor, candidates: Tensor, count: int) -> Tensor:
-    index = torch.where(candidates)[0]
-    order = torch.argsort(priority[index], descending=True, stable=True)
-    mask = torch.zeros_like(candidates)
-    mask[index[order[:count]]] = True
-    return mask

@@ -1,18 +1,20 @@
-"""MaskRCNN: boxes, classes and masks of single objects (He et al., 2017), on torchvision's parts."""
+"""FasterRCNN and MaskRCNN: boxes, and masks, of single objects in regions that a network proposes."""
 
 import re
 from collections.abc import Sequence
 
-import torchvision
 from torch import Tensor, nn
+from torchvision.models import WeightsEnum
+from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights, MaskRCNN_ResNet50_FPN_Weights
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.rpn import RPNHead
 
 from accel_geo.models.base import GeoModel
+from accel_geo.nn.anchors import PyramidAnchors
 from accel_geo.nn.backbones import build_backbone, cannot_download, pad_to_multiple, pretrained_state
-from accel_geo.nn.regions import FeaturePyramid, PyramidAnchors, RegionHeads, RegionProposals, paste_masks
+from accel_geo.nn.regions import FeaturePyramid, RegionHeads, RegionProposals, paste_masks
 from accel_geo.nn.weights import load_weights
 from accel_geo.parallel.reduction import Loss
 
@@ -41,8 +43,8 @@ SIZES = {
 WIDTHS = {"full": (256, 1024, (256,) * 4), "small": (64, 256, (64,) * 2)}
 
 
-class MaskRCNN(GeoModel):
-    """A feature pyramid, a region proposal network, and a box and a mask head on the proposed regions.
+class RegionCNN(GeoModel):
+    """What Faster and Mask R-CNN share: a feature pyramid, a region proposal network and heads on the proposed regions.
 
     Chips of any size are taken as they are: nothing is resized. An argument left at None follows `size`, which sets
     how wide and how many things are, never the backbone; "full" is torchvision's network, "small" one for chips of
@@ -75,13 +77,15 @@ class MaskRCNN(GeoModel):
         box_batch_size_per_image: regions sampled from an image.
         box_positive_fraction: the largest share of positives among them.
         bbox_reg_weights: weights of the box deltas; None: 10, 10, 5, 5.
+        soft_nms: lower the scores of overlapping detections (Bodla et al. 2017, Gaussian) instead of dropping those
+            above `box_nms_thresh`.
 
     Raises:
         ValueError: an unknown backbone or size, a wrong number of anchor sizes, or weights of another backbone.
         FileNotFoundError: no such weights, or no download of them from here.
     """
 
-    task = "instances"
+    coco: WeightsEnum
 
     def __init__(
         self,
@@ -110,13 +114,14 @@ class MaskRCNN(GeoModel):
         box_batch_size_per_image: int | None = None,
         box_positive_fraction: float = 0.25,
         bbox_reg_weights: Sequence[float] | None = None,
+        soft_nms: bool = False,
     ) -> None:
         arguments = {k: v for k, v in locals().items() if k not in ("self", "data", "weights", "__class__")}
         super().__init__(data, **{k: list(v) if isinstance(v, tuple) else v for k, v in arguments.items()})
         if size not in SIZES:
             raise ValueError(f"size is 'full' or 'small', not {size!r}")
         chosen = {k: SIZES[size][k] if v is None and k in SIZES[size] else v for k, v in arguments.items()}
-        width, box_width, mask_widths = WIDTHS[size]
+        width, box_width, _ = WIDTHS[size]
         outputs = 1 + len(self.spec.classes)
 
         self.backbone = FeaturePyramid(build_backbone(backbone, len(self.spec.bands)), width)
@@ -154,9 +159,8 @@ class MaskRCNN(GeoModel):
             score_thresh=box_score_thresh,
             nms_thresh=box_nms_thresh,
             detections_per_img=box_detections_per_img,
-            mask_roi_pool=self.backbone.pooling(14),
-            mask_head=MaskRCNNHeads(width, mask_widths, 1),
-            mask_predictor=MaskRCNNPredictor(mask_widths[-1], mask_widths[-1], outputs),
+            soft_nms=soft_nms,
+            **self.mask_parts(size),
         )
         if weights is not None:
             on_coco = backbone == "resnet50" and size == "full"
@@ -167,9 +171,13 @@ class MaskRCNN(GeoModel):
                 heads=("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits."),
                 bands=self.spec.bands,
                 classes=self.spec.classes,
-                default=_coco_state if on_coco else lambda: pretrained_state(backbone),
+                default=self._coco_state if on_coco else lambda: pretrained_state(backbone),
                 rename=modern_name,
             )
+
+    def mask_parts(self, size: str) -> dict[str, nn.Module]:
+        """Return the mask branch as arguments of `RegionHeads`; none for boxes alone."""
+        return {}
 
     def backbone_modules(self) -> list[nn.Module]:
         """Return what `freeze` freezes."""
@@ -180,12 +188,12 @@ class MaskRCNN(GeoModel):
 
         Args:
             images: scaled to 0..1, padded on the right and below.
-            targets: needed in training: `boxes`, `labels`, `masks`, and `size`, `key`, `ignore` of each image; in
-                evaluation their `size` is used where given.
+            targets: needed in training: `boxes`, `labels`, `masks` (Mask R-CNN), and `size`, `key`, `ignore` of each
+                image; in evaluation their `size` is used where given.
 
         Returns:
-            In training the loss terms; in evaluation per image {"boxes" [N, 4], "labels" [N] 1..K, "scores" [N],
-            "masks" bool [N, H, W]}, best first.
+            In training the loss terms; in evaluation per image {"boxes" [N, 4], "labels" [N] 1..K, "scores" [N]}, best
+            first, of Mask R-CNN also "masks" bool [N, H, W].
         """
         height, width = images.shape[-2:]
         normalized = self.normalize(images)
@@ -201,8 +209,44 @@ class MaskRCNN(GeoModel):
         if self.training:
             return losses | head_losses
         for result in results:
-            result["masks"] = paste_masks(result["masks"], result["boxes"], (height, width))
+            if "masks" in result:
+                result["masks"] = paste_masks(result["masks"], result["boxes"], (height, width))
         return results
+
+    def _coco_state(self) -> dict[str, Tensor]:
+        try:
+            return self.coco.get_state_dict(progress=False, check_hash=True)
+        except Exception as error:
+            raise cannot_download(f"{type(self).__name__} with resnet50", self.coco.url, error) from error
+
+
+class FasterRCNN(RegionCNN):
+    """Boxes and classes of single objects (Ren et al. 2015; feature pyramid: Lin et al. 2017), on torchvision's parts.
+
+    Arguments: see `RegionCNN`.
+    """
+
+    task = "detection"
+    coco = FasterRCNN_ResNet50_FPN_Weights.COCO_V1
+
+
+class MaskRCNN(RegionCNN):
+    """Boxes, classes and masks of single objects (He et al. 2017), on torchvision's parts.
+
+    Arguments: see `RegionCNN`.
+    """
+
+    task = "instances"
+    coco = MaskRCNN_ResNet50_FPN_Weights.COCO_V1
+
+    def mask_parts(self, size: str) -> dict[str, nn.Module]:
+        """Return the mask branch as arguments of `RegionHeads`."""
+        width, _, mask_widths = WIDTHS[size]
+        return {
+            "mask_roi_pool": self.backbone.pooling(14),
+            "mask_head": MaskRCNNHeads(width, mask_widths, 1),
+            "mask_predictor": MaskRCNNPredictor(mask_widths[-1], mask_widths[-1], 1 + len(self.spec.classes)),
+        }
 
 
 def modern_name(name: str) -> str:
@@ -210,11 +254,3 @@ def modern_name(name: str) -> str:
     name = re.sub(r"((?:inner|layer)_blocks\.\d+)\.(weight|bias)$", r"\1.0.\2", name)
     name = re.sub(r"(rpn\.head\.conv)\.(weight|bias)$", r"\1.0.0.\2", name)
     return re.sub(r"mask_fcn(\d)\.(weight|bias)$", lambda m: f"{int(m[1]) - 1}.0.{m[2]}", name)
-
-
-def _coco_state() -> dict[str, Tensor]:
-    weights = torchvision.models.detection.MaskRCNN_ResNet50_FPN_Weights.COCO_V1
-    try:
-        return weights.get_state_dict(progress=False, check_hash=True)
-    except Exception as error:
-        raise cannot_download("Mask R-CNN with resnet50", weights.url, error) from error

@@ -7,7 +7,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import project_masks_on_boxes
 from torchvision.ops import MultiScaleRoIAlign
 
-from accel_geo.models.mask_rcnn import MaskRCNN, modern_name
+from accel_geo.models.rcnn import MaskRCNN, modern_name
 from accel_geo.nn.regions import _cut_masks, paste_masks
 
 

@@ -1,0 +1,99 @@
+"""Anchors: boxes of given shapes on the grids of feature maps, and shapes that are fitted to a data set's boxes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.image_list import ImageList
+
+
+class PyramidAnchors(AnchorGenerator):
+    """torchvision's anchors with given strides: those of a pixel do not depend on how far an image is padded.
+
+    Args:
+        sizes: side of the square anchor of each level, in pixels.
+        aspect_ratios: height / width.
+        strides: of the levels.
+    """
+
+    def __init__(self, sizes: Sequence[int], aspect_ratios: Sequence[float], strides: Sequence[int]) -> None:
+        super().__init__(tuple((size,) for size in sizes), (tuple(aspect_ratios),) * len(sizes))
+        self.strides = list(strides)
+
+    def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
+        """Return the anchors [N, 4] of each image."""
+        images = image_list.tensors
+        self.set_cell_anchors(images.dtype, images.device)
+        grids = [feature.shape[-2:] for feature in feature_maps]
+        anchors = torch.cat(self.grid_anchors(grids, [(stride, stride) for stride in self.strides]))
+        return [anchors] * len(images)
+
+
+def grid_anchors(
+    shapes: Sequence[Sequence[Sequence[float]]], strides: Sequence[int], size: tuple[int, int], like: Tensor
+) -> Tensor:
+    """Return anchors around the centres of all cells of all levels.
+
+    Args:
+        shapes: (width, height) of the anchors of each level, in pixels.
+        strides: side of a level's cells, in pixels; a level has as many as touch the image.
+        size: (H, W) of the image.
+        like: gives dtype and device.
+
+    Returns:
+        [N, 4], in the order of level, row, column, shape.
+    """
+    levels = []
+    for of_level, stride in zip(shapes, strides, strict=True):
+        rows, columns = (like.new_tensor(range(-(-side // stride))) for side in size)
+        y, x = torch.meshgrid((rows + 0.5) * stride, (columns + 0.5) * stride, indexing="ij")
+        centre = torch.stack([x, y], -1)[:, :, None]
+        half = like.new_tensor(of_level) / 2
+        levels.append(torch.cat([centre - half, centre + half], -1).view(-1, 4))
+    return torch.cat(levels)
+
+
+def fit_shapes(sides: np.ndarray, most: int = 9, gain: float = 0.01) -> list[list[float]]:
+    """Fit anchor shapes to boxes: k-means with 1 - IoU as the distance (Redmon & Farhadi 2017), the same on each call.
+
+    There are as many shapes as still raise the mean overlap of a box with its best shape by `gain`.
+
+    Args:
+        sides: (width, height) of the boxes [N, 2], in pixels, above 0.
+        most: shapes at most.
+        gain: what one more shape must bring.
+
+    Returns:
+        (width, height) of the shapes, to a hundredth of a pixel, smallest area first.
+    """
+    sides = np.asarray(sides, dtype=np.float64)
+    sides = sides[np.lexsort((sides[:, 0], sides.prod(1)))]
+    best, reached = np.empty((0, 2)), 0.0
+    for count in range(1, min(most, len(np.unique(sides, axis=0))) + 1):
+        shapes = _means(sides, count)
+        overlap = shape_iou(sides, shapes).max(1).mean()
+        if overlap < reached + gain:
+            break
+        best, reached = shapes, overlap
+    return best[np.argsort(best.prod(1), kind="stable")].round(2).tolist()
+
+
+def _means(sides: np.ndarray, count: int) -> np.ndarray:
+    # from the quantiles of area; the median of a cluster is robust against boxes cut by a chip's edge
+    shapes = sides[(len(sides) * (2 * np.arange(count) + 1)) // (2 * count)]
+    assigned = None
+    for _ in range(100):
+        previous, assigned = assigned, shape_iou(sides, shapes).argmax(1)
+        if np.array_equal(previous, assigned):
+            break
+        of_cluster = [sides[assigned == cluster] for cluster in range(count)]
+        shapes = np.stack([np.median(m, 0) if len(m) else old for m, old in zip(of_cluster, shapes)])
+    return shapes
+
+
+def shape_iou(sides: np.ndarray, shapes: np.ndarray) -> np.ndarray:
+    """Return the overlaps [N, M] of boxes [N, 2] and [M, 2], (width, height) each, that share their centre."""
+    both = np.minimum(sides[:, None], shapes[None]).prod(2)
+    return both / (sides.prod(1)[:, None] + shapes.prod(1)[None] - both)
