@@ -13,19 +13,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from accel_geo.data.formats.rows import Rows
+from accel_geo.data.georeference import Footprint
 from accel_geo.data.labels import KINDS, Label, Place
-from accel_geo.data.pixels import Bands, Pixels, located, read_error, read_pixels, resize_pixels
+from accel_geo.data.pixels import Bands, Pixels, located, read_error, read_placed, resize_pixels
 
 VERSION = 3  # raise it whenever what is stored of a chip changes: older stores are then left alone
 _NO_MATTER = ("group", "attributes")  # columns of rows that shape no pixel
 
 
 class Chip(NamedTuple):
-    """One decoded chip: its pixels [C, H, W] and compact label, or the reason why there are none."""
+    """One decoded chip: its pixels [C, H, W] and compact label, or the reason why there are none.
+
+    What it covers on the ground stands here as long as it is not stored; then it is in the index.
+    """
 
     pixels: Pixels | None
     label: Label
     problem: str | None = None
+    footprint: Footprint = Footprint()
 
 
 @dataclass
@@ -44,7 +49,7 @@ class Decoder:
         rows = self.rows
         file = located(rows.root, row["file"])
         try:
-            pixels = read_pixels(file, self.bands, row["window"])
+            pixels, footprint = read_placed(file, self.bands, row["window"])
             source = pixels.values.shape[1:]
             if self.resize_to:
                 pixels = resize_pixels(pixels, self.resize_to)
@@ -53,7 +58,7 @@ class Decoder:
             label = KINDS[rows.task].decode(row, place)
         except Exception as error:  # a bad file may raise anything; the chip keeps its place and is named
             return Chip(None, Label([], []), f"{row['file']}: {read_error(file, error)}")
-        return Chip(pixels, label)
+        return Chip(pixels, label, footprint=footprint)
 
     def chip(self, position: int) -> Chip:
         """Read the chip of a row."""

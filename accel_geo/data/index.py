@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 
 from accel_geo.data.decoder import Chip
-from accel_geo.data.georeference import Footprint
 from accel_geo.data.statistics import Moments, chip_moments
 
 _LISTS = {
@@ -73,10 +72,9 @@ def index_batch(chips: Sequence[Chip], bands: int) -> pa.RecordBatch:
 def _row(chip: Chip, bands: int) -> dict:
     if chip.pixels is None:
         nothing = np.zeros((bands, 0, 0), dtype=np.uint8)
-        values, missing, ignored, footprint = nothing, nothing.astype(bool), None, Footprint()
+        values, missing, ignored = nothing, nothing.astype(bool), None
     else:
         values, missing, ignored = chip.pixels.values, chip.pixels.missing, chip.pixels.ignored
-        footprint = getattr(chip.pixels, "footprint", Footprint())
     label = chip.label
     return {
         **chip_moments(values, missing)._asdict(),
@@ -85,13 +83,13 @@ def _row(chip: Chip, bands: int) -> dict:
         "boxes": label.boxes,
         "shape": label.shape,
         "crowd": label.crowd,
-        "bounds": footprint.bounds,
+        "bounds": chip.footprint.bounds,
         "height": values.shape[1],
         "width": values.shape[2],
         "dropped": label.dropped,
         "hidden": 0.0 if ignored is None else float(ignored.mean()),
         "dtype": str(values.dtype),
-        "crs": footprint.crs,
+        "crs": chip.footprint.crs,
         "problem": chip.problem,
     }
 

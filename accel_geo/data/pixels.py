@@ -15,6 +15,7 @@ from rasterio.enums import ColorInterp
 from rasterio.errors import NotGeoreferencedWarning
 from rasterio.windows import Window
 
+from accel_geo.data.georeference import Footprint, read_footprint
 from accel_geo.data.handles import GDAL_OPTIONS, Raster, describe, opened
 
 warnings.filterwarnings("ignore", category=NotGeoreferencedWarning)
@@ -158,6 +159,14 @@ def read_pixels(file: str | Path, bands: Bands, window: Sequence[int] | None = N
         with rasterio.Env(**GDAL_OPTIONS):
             return _read_window(raster, bands, *window)
     return _read_window(raster, bands, *window)
+
+
+def read_placed(file: str | Path, bands: Bands, window: Sequence[int] | None = None) -> tuple[Pixels, Footprint]:
+    """Read as `read_pixels` does, and what the pixels cover on the ground."""
+    if window:
+        return read_pixels(file, bands, window), read_footprint(opened(file).source, window)
+    with rasterio.Env(**GDAL_OPTIONS), rasterio.open(file) as source:
+        return _read(describe(source), bands, None), read_footprint(source)
 
 
 def _read_window(raster: Raster, bands: Bands, left: int, top: int, width: int, height: int) -> Pixels:
