@@ -74,7 +74,7 @@ def metadata(path: Path) -> Metadata:
     result = Metadata()
     if not path.is_dir():
         return result
-    present = {entry.name.casefold(): entry for entry in path.iterdir()}
+    present = _described(path)
     lists: dict[str, dict[int, str]] = {}
     for name in _FILES:
         if name not in present:
@@ -182,8 +182,13 @@ def _whole(value: object) -> int | None:
 
 def is_export(path: Path) -> bool:
     """Say whether any of the metadata files lies in the folder."""
-    names = {entry.name.casefold() for entry in path.iterdir()} if path.is_dir() else set()
-    return bool(names & {*_FILES, "map.txt", "stats.txt"})
+    return path.is_dir() and bool(_described(path))
+
+
+def _described(path: Path) -> dict[str, Path]:
+    # The metadata files by their names in lower case. As text: a folder may hold 100,000 chips besides.
+    wanted = {*_FILES, "map.txt", "stats.txt"}
+    return {lower: path / name for name in os.listdir(path) if (lower := name.casefold()) in wanted}
 
 
 def disagreements(meta: Metadata, chips: int) -> list[str]:

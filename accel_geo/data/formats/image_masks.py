@@ -44,6 +44,11 @@ def recognise(path: Path) -> bool:
     return not esri.metadata(path).mode and mask_folder(path, _names("semantic"))[1] is not None
 
 
+def default_task(path: Path) -> str:
+    """Return what the masks are for where no task is asked for: edges where they lie in a folder named so."""
+    return "semantic" if mask_folder(path, MASKS)[1] else "edges"
+
+
 def read(path: Path, task: str) -> Rows:
     """Read the rows of a folder; which classes there are shows in the masks, or in the file of their colours.
 

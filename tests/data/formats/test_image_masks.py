@@ -80,8 +80,10 @@ def test_where_masks_lie(pictures, name, images):
 
 def test_folders_of_edges(pictures):
     root = pictures(MASK.clip(0, 1), "edge/{}.png")
-    assert formats.read(root).dataset[0]["label_files"] == ["edge/a.png"]
+    rows = formats.read(root)
+    assert rows.task == "edges" and rows.dataset[0]["label_files"] == ["edge/a.png"]
     pictures(MASK)
+    assert formats.read(root).task == "semantic"
     assert formats.read(root, task="semantic").dataset[0]["label_files"] == ["masks/a.png"]
     assert formats.read(root, task="edges").dataset[0]["label_files"] == ["edge/a.png"]
 
