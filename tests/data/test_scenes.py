@@ -202,7 +202,7 @@ def test_processes_starting_together_share_one_folder(cache):
 def test_refusals(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="'colours'.*instances.*--data"):
         builtin("colours")
-    with pytest.raises(ValueError, match="at least 1 chip of at least 32 pixels, not 0 of 128"):
+    with pytest.raises(ValueError, match="at least 1 chip of at least 48 pixels, not 0 of 128"):
         builtin("instances", chips=0)
     with pytest.raises(ValueError, match="not 5 of 16"):
         builtin("instances", chips=5, size=16)
