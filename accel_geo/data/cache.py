@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from accel_geo.data import room
-from accel_geo.data.building import plan
+from accel_geo.data.building import build, plan
 from accel_geo.data.decoder import Decoder
 from accel_geo.data.once import builds_here, make_once
 from accel_geo.data.store import Store, in_memory, open_store, write
@@ -61,12 +61,12 @@ def _on_disk(decoder: Decoder, verify: bool, careful: bool) -> tuple[Store, str]
     folder.mkdir(parents=True, exist_ok=True)
     file, notes = folder / f"{decoder.manifest(verify)}.arrow", []
 
-    def build(temporary: Path) -> None:
+    def decode(temporary: Path) -> None:
         planned = plan(decoder)
         notes.append(room.make(folder, planned.bytes))
         if careful and (reason := room.lacking(folder, planned.bytes)):
             raise OSError(reason)
-        write(decoder, temporary, planned)
+        write(temporary, build(decoder, True, planned), planned.rows)
 
     store, begun = _open(file), time.time()
     while store is None and file.exists() and not builds_here():  # damaged: the first process removes it
@@ -77,7 +77,7 @@ def _on_disk(decoder: Decoder, verify: bool, careful: bool) -> tuple[Store, str]
     if store is None:
         if builds_here():
             file.unlink(missing_ok=True)
-        make_once(file, build)
+        make_once(file, decode)
         store = open_store(file)
         if builds_here():
             notes.append(room.make(folder, 0, keep=file))

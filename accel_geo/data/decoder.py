@@ -7,17 +7,19 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accel_geo.data.formats.rows import Rows
 from accel_geo.data.georeference import Footprint
 from accel_geo.data.labels import KINDS, Label, Place
 from accel_geo.data.pixels import Bands, Pixels, located, read_error, read_placed, resize_pixels
 
-VERSION = 3  # raise it whenever what is stored of a chip changes: older stores are then left alone
+if TYPE_CHECKING:
+    from accel_geo.data.formats.rows import Rows  # formats may keep files in the cache, which knows the decoder
+
+VERSION = 4  # raise it whenever what is stored of a chip changes: older stores are then left alone
 _NO_MATTER = ("group", "attributes")  # columns of rows that shape no pixel
 
 
@@ -37,7 +39,7 @@ class Chip(NamedTuple):
 class Decoder:
     """Reads the chips of rows from their files. It holds no open file, so that workers may carry it."""
 
-    rows: Rows
+    rows: "Rows"
     bands: Bands
     resize_to: tuple[int, int] | None = None
 

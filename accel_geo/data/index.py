@@ -105,16 +105,33 @@ def whole(batches: Sequence[pa.RecordBatch]) -> pa.Table:
 
 def numbers(index: pa.Table, name: str) -> np.ndarray:
     """Return a column of numbers, a view."""
-    return index[name].chunk(0).to_numpy(zero_copy_only=True)
+    return _view(index[name].chunk(0))
 
 
 def ragged(index: pa.Table, name: str) -> Ragged:
     """Return a column of lists, a view."""
     column = index[name].chunk(0)
-    return Ragged(column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy(zero_copy_only=True))
+    return Ragged(_view(column.values), _view(column.offsets))
 
 
 def texts(index: pa.Table, name: str) -> tuple[np.ndarray, list[str]]:
     """Return a column of repeated texts: for each chip the number of its text, and the texts."""
     column = index[name].chunk(0)
-    return column.indices.to_numpy(zero_copy_only=True), column.dictionary.to_pylist()
+    return _view(column.indices), column.dictionary.to_pylist()
+
+
+def _view(array: pa.Array) -> np.ndarray:
+    # As `to_numpy` does it, which would import pandas.
+    numbers = np.frombuffer(array.buffers()[1], dtype=array.type.to_pandas_dtype())
+    return numbers[array.offset : array.offset + len(array)]
+
+
+def raw(column: pa.LargeBinaryArray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of all entries of a column, read-only, and where each begins.
+
+    Asking Arrow for an entry copies it; slicing this is a view.
+    """
+    _, offsets, data = column.buffers()
+    flat = np.frombuffer(data, dtype=np.uint8)
+    flat.flags.writeable = False  # Arrow calls a mapped buffer mutable; a write would end the process
+    return flat, np.frombuffer(offsets, dtype=np.int64)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from accel_geo.data.building import PAYLOAD, Plan, build, payload_batch
+from accel_geo.data.building import PAYLOAD, Batches, Plan, build, payload_batch
 from accel_geo.data.decoder import Chip, Decoder
-from accel_geo.data.index import numbers, ragged, texts, whole
+from accel_geo.data.index import numbers, ragged, raw, texts, whole
 from accel_geo.data.labels import Label
 from accel_geo.data.pixels import Pixels
 from accel_geo.data.statistics import Moments
@@ -60,8 +61,8 @@ class Store:
         self._types, names = texts(index, "dtype")
         self._dtypes = [np.dtype(name) for name in names]
         problems = index["problem"].chunk(0)
-        found = np.flatnonzero(problems.is_valid().to_numpy(zero_copy_only=False))
-        self.problems = {int(position): problems[position].as_py() for position in found}
+        found = pc.indices_nonzero(problems.is_valid())
+        self.problems = dict(zip(found.to_pylist(), problems.take(found).to_pylist()))
         self._rows = int(index.schema.metadata[_ROWS])
         self._blocks: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # the record batches used so far
 
@@ -96,7 +97,8 @@ class Store:
         known = ragged(self.index, "bounds")
         bounds = np.full((len(self), 4), np.nan)
         bounds[known.lengths == 4] = known.flat.reshape(-1, 4)
-        return bounds, self.index["crs"].to_pylist()
+        systems, names = texts(self.index, "crs")
+        return bounds, [names[system] for system in systems.tolist()]
 
     def sizes(self, positions: Sequence[int]) -> list[tuple[int, int]]:
         """Return (H, W) of each chip, (0, 0) of those that cannot be read."""
@@ -136,48 +138,42 @@ class Store:
         number, place = divmod(position, self._rows)
         block = self._blocks.get(number)
         if block is None:
-            block = self._blocks[number] = [_flat(array) for array in self._fetch(number).columns]
+            block = self._blocks[number] = [raw(column) for column in self._fetch(number).columns]
         data, offsets = block[column]
         return data[offsets[place] : offsets[place + 1]]
 
 
-def _flat(column: pa.LargeBinaryArray) -> tuple[np.ndarray, np.ndarray]:
-    # The bytes of all entries, and where each begins: slicing them is several times faster than asking Arrow.
-    _, offsets, data = column.buffers()
-    flat = np.frombuffer(data, dtype=np.uint8)
-    flat.flags.writeable = False  # Arrow calls a mapped buffer mutable; a write would end the process
-    return flat, np.frombuffer(offsets, dtype=np.int64)
-
-
-def _with_rows(batches: Iterable[pa.RecordBatch], rows: int) -> pa.Table:
-    return whole(list(batches)).replace_schema_metadata({_ROWS: str(rows)})
-
-
-def in_memory(decoder: Decoder, keep: bool, plan: Plan) -> Store:
+def in_memory(decoder: Decoder, keep: bool, planned: Plan) -> Store:
     """Decode a data set into memory; without `keep` only its index, and pixels are decoded whenever asked for."""
-    parts = list(build(decoder, keep, plan))
-    index = _with_rows((index for index, _ in parts), plan.rows)
+    parts = list(build(decoder, keep, planned))
+    index = _joined([index for index, _ in parts], planned.rows)
     return Store(index, partial(getitem, [payload for _, payload in parts]) if keep else None, decoder)
 
 
-def write(decoder: Decoder, file: Path, plan: Plan) -> None:
-    """Decode a data set into an Arrow file and bring it to the disk."""
+def write(file: Path, batches: Iterable[Batches], rows: int) -> None:
+    """Write decoded chips to an Arrow file and bring it to the disk.
+
+    Args:
+        file: to write.
+        batches: index and payload of some chips each, see `building.build`.
+        rows: chips in each of them but the last.
+    """
     parts = []
     with open(file, "wb") as stream:
         with pa.ipc.new_file(stream, PAYLOAD) as writer:
-            for index, payload in build(decoder, True, plan):
+            for index, payload in batches:
                 parts.append(index)
                 writer.write_batch(payload)
-            writer.write_batch(_packed(_with_rows(parts, plan.rows)))
+            packed = pa.BufferOutputStream()
+            with pa.ipc.new_stream(packed, (index := _joined(parts, rows)).schema) as inner:
+                inner.write_table(index)
+            writer.write_batch(payload_batch([b""], [b""], [packed.getvalue()]))
         stream.flush()
         os.fsync(stream.fileno())
 
 
-def _packed(index: pa.Table) -> pa.RecordBatch:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, index.schema) as stream:
-        stream.write_table(index)
-    return payload_batch([b""], [b""], [sink.getvalue()])
+def _joined(parts: Sequence[pa.RecordBatch], rows: int) -> pa.Table:
+    return whole(parts).replace_schema_metadata({_ROWS: str(rows)})
 
 
 def open_store(file: Path) -> Store:
@@ -188,6 +184,6 @@ def open_store(file: Path) -> Store:
         pa.ArrowInvalid, OSError: it is damaged.
     """
     reader = pa.ipc.open_file(pa.memory_map(str(file)))
-    last = reader.get_batch(reader.num_record_batches - 1)
-    index = pa.ipc.open_stream(last.column("label")[0].as_buffer()).read_all()
+    packed, _ = raw(reader.get_batch(reader.num_record_batches - 1).column("label"))
+    index = pa.ipc.open_stream(pa.py_buffer(packed)).read_all()
     return Store(index, reader.get_batch, file=file)
