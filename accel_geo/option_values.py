@@ -73,5 +73,9 @@ def may_be_elsewhere(path: str) -> bool:
 
 
 def is_hub_name(path: str) -> bool:
-    """Say whether a path is not on disk and reads like the name of a data set on the hub, "owner/name"."""
-    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", path)) and not Path(path).exists() and not Path(path).parent.exists()
+    """Say whether a path is not on disk and reads like a data set on the hub, "owner/name" or with ":configuration"."""
+    return (
+        bool(re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", path))
+        and not Path(path).exists()
+        and not Path(path).parent.exists()
+    )

@@ -75,7 +75,7 @@ def test_an_export_without_its_answers(shared, tmp_path, inspected, folder):
 
 def test_text_picture_and_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("ACCEL_GEO_CACHE", str(tmp_path))
-    folder = builtin("semantic", chips=10, size=32)
+    folder = builtin("semantic", chips=10, size=64)
     picture, page = tmp_path / "chips.png", tmp_path / "page.html"
     main(["inspect", str(folder), "--picture", str(picture), "--html", str(page)])
     text = capsys.readouterr().out

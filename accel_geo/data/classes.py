@@ -178,24 +178,3 @@ def _value(key: str | int, known: dict[int, str]) -> int:
 
 def _listed(known: dict[int, str]) -> str:
     return ", ".join(f"{name} ({value})" if name != str(value) else name for value, name in known.items()) or "none"
-
-
-def check_values(values: list[list[int]], files: list[str], index_of: dict[int, int], listed: str) -> None:
-    """Refuse label values that are in no class list.
-
-    Args:
-        values: those of each chip.
-        files: name of each chip's label, for the message.
-        index_of: the known values.
-        listed: the known classes, for the message.
-
-    Raises:
-        ValueError: it names the file and the value.
-    """
-    bad = [(file, value) for file, found in zip(files, values) for value in found if value not in index_of]
-    if bad:
-        counted = f" ({len({file for file, _ in bad})} files hold such values)" if len(bad) > 1 else ""
-        raise ValueError(
-            f"{bad[0][0]} holds the label value {bad[0][1]}, which is no class{counted}: the classes are {listed}. "
-            "Add it to the class list of the metadata, or correct the label"
-        )

@@ -117,16 +117,16 @@ def _column(
 def _by_group(
     sources: Sequence[Source], free: list[tuple[int, int]], names: list[str], rule: Rule, problems: list[str]
 ) -> Sequence[list[int]]:
-    groups = [f"{number}:{group}" if (group := _groups(sources[number])[position]) else "" for number, position in free]
+    own = [source.rows.dataset["group"][:] for source in sources]
+    groups = [f"{number}:{own[number][position]}" if own[number][position] else "" for number, position in free]
     if len(sources) > 1 and not any(groups):
         groups = [str(number) for number, _ in free]
     if len(set(groups)) > 1:
         return splits.group_split(names, groups, rule.fraction, rule.seed)
     bounds, crs = _bounds(sources, free)
-    # Folders are classes, not places, where a chip's label is the folder that it lies in.
-    found = footprints.groups_of_footprints(
-        bounds, crs, names, rule.fraction, folders=sources[0].rows.format != "Imagenet"
-    )
+    # Folders are classes, not places, in classification.
+    places = sources[0].rows.task != "classification"
+    found = footprints.groups_of_footprints(bounds, crs, names, rule.fraction, folders=places)
     problems += found.notes
     train, valid = splits.group_split(names, found.names, rule.fraction, rule.seed)
     beside = set(footprints.sharing(bounds, crs, train, valid)) if found.cut else set()
@@ -136,10 +136,6 @@ def _by_group(
             f"validated on was seen: {some([names[i] for i in sorted(beside)], 3)}"
         )
     return [i for i in train if i not in beside], valid
-
-
-def _groups(source: Source) -> Sequence[str]:
-    return source.rows.dataset["group"]
 
 
 def _bounds(sources: Sequence[Source], chosen: list[tuple[int, int]]) -> tuple[np.ndarray, list[str]]:

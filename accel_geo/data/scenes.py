@@ -37,7 +37,7 @@ def builtin(task: str, smoke: bool = False, chips: int | None = None, size: int 
             use, as Imagenet), "super_resolution" (sharp chips, as Export_Tiles).
         smoke: 8 chips of 64 pixels, whatever `size` says.
         chips: how many chips; 300 by default.
-        size: their side in pixels of 0.4 m, at least 32.
+        size: their side in pixels of 0.4 m, at least 48.
         seed: another seed gives other scenes.
 
     Raises:
@@ -51,8 +51,8 @@ def builtin(task: str, smoke: bool = False, chips: int | None = None, size: int 
     if smoke:
         chips, size = chips or SMOKE[0], SMOKE[1]
     chips = 300 if chips is None else chips
-    if chips < 1 or size < 32:
-        raise ValueError(f"built-in scenes need at least 1 chip of at least 32 pixels, not {chips} of {size}")
+    if chips < 1 or size < 48:
+        raise ValueError(f"built-in scenes need at least 1 chip of at least 48 pixels, not {chips} of {size}")
     cache = Path(os.environ.get("ACCEL_GEO_CACHE") or Path.home() / ".cache" / "accel_geo")
     folder = cache / f"scenes-{task}-{chips}x{size}-seed{seed}-{_version()}"
     if _whole(folder):

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from accel_geo.data.cache import prepare_store
-from accel_geo.data.classes import PIXELS, check_values
-from accel_geo.data.formats.rows import Rows, locate, relative, some
-from accel_geo.data.pixels import Bands, describe_bands, read_error
+from accel_geo.data.classes import PIXELS
+from accel_geo.data.formats import esri
+from accel_geo.data.formats.rows import Rows, relative, some
+from accel_geo.data.pixels import Bands, describe_bands, located, read_error
 from accel_geo.data.spec import IGNORED
 from accel_geo.data.statistics import Moments, merge
 from accel_geo.data.store import Decoder, Store
@@ -47,6 +48,7 @@ class Source:
             problems.append("a band is tagged as alpha but holds many values: it is read like any other band")
         if len(store.dtypes) > 1:
             problems.append(f"chips of different pixel types ({', '.join(sorted(store.dtypes))}) are scaled alike")
+        problems += self._other_statistics()
         dropped = store.index["dropped"].to_numpy()
         if dropped.any():
             what = (
@@ -61,6 +63,20 @@ class Source:
             problems.append(text + (f"; {len(blank)} hold nothing else: {some(blank, 3)}" if blank else ""))
         return problems
 
+    def _other_statistics(self) -> list[str]:
+        # Where the metadata of an export have other statistics than the pixels; those of the pixels are used.
+        told = esri.metadata(self.rows.root).statistics
+        if len(told) != max(self.bands.indexes) or len(self.store.problems) == len(self.store):
+            return []
+        found, differing = self.moments(range(len(self.store))), []
+        for place, (index, name) in enumerate(zip(self.bands.indexes, self.bands.names)):
+            low, high, mean = found.low[place], found.high[place], found.mean[place]
+            said = told[index - 1]
+            if abs(said.mean - mean) > 0.02 * max(high - low, 1) or said.low > low or said.high < high:
+                here = f"{low:g} to {high:g}, mean {mean:.4g}"
+                differing.append(f"{name} {here}, said to be {said.low:g} to {said.high:g}, mean {said.mean:.4g}")
+        return [f"the metadata have other band statistics than the pixels: {some(differing, 3)}"] if differing else []
+
     def check(self, index_of: Mapping[int, int], listed: str) -> None:
         """Refuse labels with values of no class, and several labels where a chip has one.
 
@@ -68,32 +84,44 @@ class Source:
             index_of: the known values.
             listed: the classes, for the message.
         """
-        if self.rows.task == "super_resolution":
-            return
-        labels = self.rows.dataset["label_files"]
-        named = [
-            str(self.rows.root / (label[0] if label and label[0] else self.names[i])) for i, label in enumerate(labels)
-        ]
-        check_values(self.store.values, named, index_of, listed)
+        values = self.store.values
+        unknown = [value for value in self.store.present_values() if value not in index_of]
+        if unknown:
+            where = np.isin(values.flat, unknown)
+            self._refuse_value(
+                int(values.rows[where][0]), int(values.flat[where][0]), len(np.unique(values.rows[where])), listed
+            )
         if self.rows.task == "classification" and not self.rows.multilabel:
-            several = [i for i in range(len(self.store)) if len(self.store.values[i]) > 1]
-            if several:
-                found = list(self.store.values[several[0]])
+            several = np.flatnonzero(values.lengths > 1)
+            if len(several):
                 raise ValueError(
-                    f"{named[several[0]]} has the labels {found}, but a chip has one label in the format "
-                    f"{self.rows.format} ({len(several)} such chips); keep one, or use a format for several labels"
+                    f"{self._label_file(several[0])} has the labels {values[several[0]].tolist()}, but a chip has one label "
+                    f"in the format {self.rows.format} ({len(several)} such chips); keep one, or use a format for several"
                 )
+
+    def _refuse_value(self, position: int, value: int, files: int, listed: str) -> None:
+        counted = f" ({files} files hold such values)" if files > 1 else ""
+        raise ValueError(
+            f"{self._label_file(position)} holds the label value {value}, which is no class{counted}: the classes are "
+            f"{listed}. Add it to the class list of the metadata, or correct the label"
+        )
+
+    def _label_file(self, position: int) -> str:
+        row = self.rows.dataset[int(position)]
+        return str(self.rows.root / next(filter(None, row["label_files"]), self.names[position]))
 
     def kept(self, index_of: Mapping[int, int]) -> list[int]:
         """Return the chips to use; unreadable ones keep their place.
 
         With one label a chip, those without a label, or with that of a class left out, go.
         """
-        everything = range(len(self.store))
+        store = self.store
         if self.rows.task != "classification" or self.rows.multilabel:
-            return list(everything)
-        values, problems = self.store.values, self.store.problems
-        return [i for i in everything if i in problems or (len(values[i]) and index_of[int(values[i][0])])]
+            return list(range(len(store)))
+        used = np.zeros(len(store), dtype=bool)
+        used[store.values.rows] = _indexes(store.values.flat, index_of) > 0
+        used[list(store.problems)] = True
+        return np.flatnonzero(used).tolist()
 
     def moments(self, positions: Sequence[int]) -> Moments:
         """Return the band statistics over some chips."""
@@ -105,27 +133,37 @@ class Source:
         Index 0 counts the pixels of background; among chips those without any class, or without objects.
         """
         task, store = self.rows.task, self.store
-        names = ["chips"] + ["objects"] * (task in OBJECTS) + ["pixels"] * (task in (*PIXELS, "panoptic"))
-        result = {name: np.zeros(classes + 1, dtype=np.int64) for name in names}
-        things = {index_of[value] for value in self.rows.things if value in index_of}
-        for position in positions:
-            if position in store.problems:
-                continue
-            indexes = [index_of[int(value)] for value in store.values[position]]
-            held = {index for index in indexes if index not in (0, IGNORED)}
-            crowd = set(store.crowds[position])
-            objects = [i for n, i in enumerate(indexes) if i in held and n not in crowd]
-            if task == "panoptic":
-                objects = [i for i in objects if i in things]
-            result["chips"][list(held)] += 1
-            result["chips"][0] += not (objects if task in OBJECTS else held) and task != "super_resolution"
-            if "objects" in result:
-                np.add.at(result["objects"], objects, 1)
-            if "pixels" in result:
-                counted = [(i, n) for i, n in zip(indexes, store.counts[position]) if i != IGNORED]
-                for index, number in counted:
-                    result["pixels"][index] += number
+        used = np.zeros(len(store), dtype=bool)
+        used[np.asarray(positions, dtype=np.int64)] = True
+        used[list(store.problems)] = False
+        rows, here = store.values.rows, used[store.values.rows]
+        rows, indexes = rows[here], _indexes(store.values.flat[here], index_of)
+        held = (indexes != 0) & (indexes != IGNORED)
+        counted = held
+        if task in OBJECTS:
+            crowd = np.zeros(len(here), dtype=bool)
+            crowd[store.values.offsets[store.crowds.rows] + store.crowds.flat] = True
+            counted = held & ~crowd[here]
+        if task == "panoptic":
+            counted &= np.isin(indexes, [index_of[value] for value in self.rows.things if value in index_of])
+        size = classes + 1
+        pairs = np.unique(rows[held] * size + indexes[held])  # each class once a chip
+        result = {"chips": np.bincount(pairs % size, minlength=size)}
+        if task != "super_resolution":
+            result["chips"][0] = np.count_nonzero(used) - len(np.unique(rows[counted]))
+        if task in OBJECTS:
+            result["objects"] = np.bincount(indexes[counted], minlength=size)
+        if task in (*PIXELS, "panoptic"):
+            known = indexes != IGNORED
+            result["pixels"] = np.zeros(size, dtype=np.int64)
+            np.add.at(result["pixels"], indexes[known], store.counts.flat[here][known])
         return result
+
+
+def _indexes(values: np.ndarray, index_of: Mapping[int, int]) -> np.ndarray:
+    # The class index of each value.
+    found, places = np.unique(values, return_inverse=True)
+    return np.array([index_of[value] for value in found.tolist()], dtype=np.int64)[places]
 
 
 def open_source(
@@ -179,7 +217,7 @@ def _first_bands(rows: Rows, bands: Sequence[int | str] | None) -> Bands:
 
     errors = []
     for row in rows.dataset.select(range(min(_TRIED, len(rows.dataset)))):
-        file = locate(rows.root, row["file"])
+        file = located(rows.root, row["file"])
         try:
             return describe_bands(file, bands, rows.bands)
         except RasterioError as error:

@@ -14,7 +14,6 @@ import numpy as np
 from accel_geo.data.formats.rows import some
 from accel_geo.parallel import keys
 
-SPLITS = ("random",)
 # What values of a split column mean, in any case.
 _NAMED = {"train": 0, "training": 0, "valid": 1, "val": 1, "validation": 1, "test": 2}
 

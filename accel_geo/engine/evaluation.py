@@ -76,10 +76,12 @@ def evaluate(
         for images, targets in Loader(chips, sampler, device, dtype, min(workers, len(sampler))):
             with autocast() if autocast else torch.no_grad():
                 predictions = module(images)
-            for prediction, target in zip(predictions, targets, strict=True):
+            for image, prediction, target in zip(images, predictions, targets, strict=True):
                 file = files[target["image_id"]]
                 if target.get("problem"):
                     unreadable.append([target["image_id"], target["problem"]])
+                if task.needs_image:
+                    target = {**target, "image": image}
                 records.append(task.record(chips.spec, _to_cpu(prediction), _to_cpu(target), file))
     finally:
         module.train(training)

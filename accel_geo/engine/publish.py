@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from accel_geo.data.spec import IGNORED
 from accel_geo.engine import checkpoint as ckpt
 from accel_geo.parallel.order import Request
 from accel_geo.report.page import write_atomically
@@ -105,8 +106,10 @@ def interesting(chips: object, count: int) -> list[int]:
         sample = samples[i]
         if sample["ignore"]:
             return 2
-        labels = sample.get("labels", sample.get("mask", sample.get("label")))
-        return int(torch.as_tensor(labels).numel() == 0 or ("mask" in sample and not (sample["mask"] % 255).any()))
+        pixels = next((sample[key] for key in ("mask", "edges", "segment_ids") if key in sample), None)
+        if pixels is not None:
+            return int(not (pixels % IGNORED).any())
+        return int("labels" in sample and sample["labels"].numel() == 0)
 
     return sorted(sorted(samples, key=lambda i: (empty(i), spread.index(i) % 4, i))[:count])
 

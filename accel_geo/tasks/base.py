@@ -34,12 +34,14 @@ class Task(ABC):
         monitor: the metric that decides which checkpoint is best; higher is better.
         columns: metrics of a class in `table`, in order: key of a per-class list -> title of the column.
         totals: the same columns over all classes: key of a per-class list -> key of the scalar.
+        needs_image: `record` looks at the image too: the target holds it as `image`.
     """
 
     name: str
     monitor: str
     columns: dict[str, str]
     totals: dict[str, str]
+    needs_image: bool = False
 
     def transforms(self, spec: DataSpec, training: bool, chip_size: tuple[int, int] | None) -> Callable:
         """Return the preset `transform(sample, key) -> sample` of a split."""

@@ -34,6 +34,7 @@ class SuperResolution(Task):
     """
 
     name = "super_resolution"
+    needs_image = True
     monitor = "psnr"
 
     def record(self, spec: DataSpec, prediction: dict, target: dict, file: str) -> dict:

@@ -157,7 +157,7 @@ def test_coco_json_as_the_path_in_annotations_with_folders_in_names(coco_folder)
 def test_coco_that_cannot_serve(coco_folder, annotations, message):
     root = coco_folder(annotations, [{"id": 1, "name": "a"}])
     with pytest.raises(ValueError, match=message) as error:
-        prepare_data(root)
+        prepare_data(root, task="instances")
     assert "instances.json" in str(error.value)
 
 

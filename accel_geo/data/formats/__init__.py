@@ -9,6 +9,7 @@ from accel_geo.data.formats import (
     csv_boxes,
     esri,
     export_tiles,
+    hub_dataset,
     image_ids,
     image_masks,
     image_pairs,
@@ -25,18 +26,19 @@ from accel_geo.data.formats import (
 from accel_geo.data.formats.rows import Rows, has_raster, some
 from accel_geo.option_values import is_hub_name
 
-# In the order in which they are tried; where a task is asked for, formats that serve it first and foremost come first.
+# In the order in which they are tried where no task is asked for.
 FORMATS: dict[str, ModuleType] = {
+    "Labeled_Tiles": labeled_tiles,
+    "MultiLabeled_Tiles": multilabeled_tiles,
     "PASCAL_VOC_rectangles": voc,
     "KITTI_rectangles": kitti,
     "YOLO": yolo,
     "RCNN_Masks": rcnn_masks,
     "Panoptic_Segmentation": panoptic_tiles,
     "Classified_Tiles": classified_tiles,
-    "Labeled_Tiles": labeled_tiles,
-    "MultiLabeled_Tiles": multilabeled_tiles,
     "Imagenet": imagenet,
     "Export_Tiles": export_tiles,
+    "datasets": hub_dataset,
     "COCO": coco,
     "CSV": csv_boxes,
     "image_ids": image_ids,
@@ -49,7 +51,8 @@ _ALIASES = {"coco_rectangles": "COCO", "yolo_rectangles": "YOLO", "pascal_voc": 
 _ALIASES |= {"voc": "PASCAL_VOC_rectangles", "kitti": "KITTI_rectangles", "superres": "Export_Tiles"}
 
 # Folders that belong to the one above.
-_INNER = {"images", "images2", "labels", "labels2", "masks", "semantic", "annotations"}
+_INNER = {"images", "images2", "labels", "labels2", "masks", "semantic", "annotations", "instances", "instance"}
+_INNER |= {"edge", "edges", "segmentationclass", "jpegimages", "low", "high", "lr", "hr"}
 # Folders that are a split as a whole.
 _SPLITS = {
     "train": "train",
@@ -95,11 +98,11 @@ def read_all(path: object, task: str | None = None, format: str | None = None) -
     return [("train", first), *rest]
 
 
-def read_scenes(path: object, vectors: str | Path, **options: object) -> Rows:
+def read_scenes(path: object, vectors: str | Path, task: str | None, **options: object) -> Rows:
     """Read the rows of scenes whose labels are shapes in a vector file; see `scene_vectors.read_scenes`."""
     from accel_geo.data.formats import scene_vectors
 
-    return scene_vectors.read_scenes(path, vectors, **options)
+    return scene_vectors.read_scenes(path, vectors, task=task or scene_vectors.TASKS[0], **options)
 
 
 def _of_the_hub(path: object) -> bool:
@@ -161,7 +164,8 @@ def _names(format: str | None, task: str | None) -> list[str]:
     if not fitting:
         serves = ", ".join(f"{name}: {' '.join(module.TASKS)}" for name, module in FORMATS.items())
         raise ValueError(f"format {format or 'any'} does not serve the task {task!r}; the formats serve {serves}")
-    return sorted(fitting, key=lambda name: FORMATS[name].TASKS[0] != task)  # stable
+    # Those that serve the task first and foremost come first: class rasters before polygons that could be drawn.
+    return sorted(fitting, key=lambda name: FORMATS[name].TASKS.index(task) if task else 0)
 
 
 def _locate(path: Path, names: list[str], forced: bool) -> tuple[Path, str]:

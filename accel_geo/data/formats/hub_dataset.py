@@ -26,6 +26,10 @@ def recognise(path: Path) -> bool:
     )
 
 
+def default_task(path: Path) -> None:
+    """Leave it to `read_dataset`, which looks at the columns."""
+
+
 def read(path: Path, task: str | None) -> Rows:
     """Read the rows of a folder that `save_to_disk` wrote; see `read_dataset`."""
     return read_dataset(str(path), task)

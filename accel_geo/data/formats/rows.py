@@ -74,15 +74,16 @@ def table(rows: Iterable[dict]) -> "Dataset":
             group: what must not be split over training and validation;
             attributes: further columns of the chip, as a JSON object.
     """
-    from datasets import Dataset, Features, Value
+    import pyarrow as pa
+    from datasets import Dataset
 
-    kinds = {"file": Value("string"), "window": [Value("int32")], "label_files": [Value("string")]}
-    kinds |= {"values": [Value("int64")], "segments": [Value("string")], "boxes": [Value("float64")]}
-    kinds |= {"crowd": [Value("int32")], "segment_ids": [Value("int64")]}
-    kinds |= {"group": Value("string"), "attributes": Value("string")}
+    kinds = {"file": pa.string(), "window": pa.list_(pa.int32()), "label_files": pa.list_(pa.string())}
+    kinds |= {"values": pa.list_(pa.int64()), "segments": pa.list_(pa.string()), "boxes": pa.list_(pa.float64())}
+    kinds |= {"crowd": pa.list_(pa.int32()), "segment_ids": pa.list_(pa.int64())}
+    kinds |= {"group": pa.string(), "attributes": pa.string()}
     ordered = sorted(rows, key=lambda row: (row["file"], (row.get("window") or [])[1::-1]))  # windows: row by row
-    columns = {name: [row.get(name, EMPTY.get(name)) for row in ordered] for name in kinds}
-    return Dataset.from_dict(columns, features=Features(kinds))
+    columns = [pa.array([row.get(name, EMPTY.get(name)) for row in ordered], kind) for name, kind in kinds.items()]
+    return Dataset(pa.Table.from_arrays(columns, names=list(kinds)))
 
 
 EMPTY = {"window": [], "label_files": [], "values": [], "segments": [], "boxes": [], "crowd": [], "segment_ids": []}
@@ -175,11 +176,6 @@ def read_json(file: Path) -> object:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{file} is no valid JSON: {error}") from error
-
-
-def locate(root: Path, name: str) -> Path | str:
-    """Return where a row's file lies; what GDAL opens by itself (/vsi...) stays as it is."""
-    return name if name.startswith("/vsi") else root / name
 
 
 def relative(file: Path, root: Path) -> str:

@@ -42,7 +42,8 @@ def decode(row: dict, place: Place) -> Label:
         counts[kept].tolist(),
         data=renumber[ids].tobytes(),
         crowd=[n for n, i in enumerate(kept) if segments[i][1]],
-        dropped=len(segments) - len(kept),
+        # Nothing is lost where objects cover all of a crowd's pixels.
+        dropped=sum(not crowd for _, crowd, *_ in segments) - sum(not segments[i][1] for i in kept),
     )
 
 
