@@ -198,7 +198,7 @@ def _read(raster: Raster, bands: Bands, window: Window | None) -> Pixels:
     values = source.read(list(bands.indexes), window=window)
     if values.dtype.kind == "c":
         raise ValueError(f"pixels of type {values.dtype} are not supported; write the parts as two bands")
-    missing, ignored = None, False
+    missing = ignored = None
     if values.dtype.kind == "f":
         missing = ~np.isfinite(values)
         ignored = missing.any(0)
@@ -214,7 +214,8 @@ def _read(raster: Raster, bands: Bands, window: Window | None) -> Pixels:
     if missing is None or not missing.any():
         return Pixels(values)
     np.copyto(values, 0, where=missing)
-    return Pixels(values, missing, missing.all(0) | ignored)
+    nowhere = missing.all(0)
+    return Pixels(values, missing, nowhere if ignored is None else nowhere | ignored)
 
 
 def read_label(file: Path) -> tuple[np.ndarray, float | None]:
