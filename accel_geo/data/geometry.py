@@ -94,7 +94,7 @@ def _resized(moved: dict, key: str, size: tuple[int, int]) -> Tensor:
 
 def _nearest(x: Tensor, size: tuple[int, int]) -> Tensor:
     # The pixel that holds the centre; as mode="nearest-exact", which knows neither bool nor int64. numpy is faster here.
-    rows, columns = (((np.arange(n) + 0.5) * (of / n)).astype(np.int64) for n, of in zip(size, x.shape[-2:]))
+    rows, columns = ((2 * np.arange(n) + 1) * of // (2 * n) for n, of in zip(size, x.shape[-2:]))
     return torch.from_numpy(x.numpy().take(rows, -2).take(columns, -1))
 
 

@@ -188,7 +188,9 @@ def test_a_zoom_puts_images_labels_and_boxes_in_the_same_place(top, left, height
 
     down, right = height / size[0], width / size[1]
     y, x = top + (torch.arange(size[0]) + 0.5).double() * down, left + (torch.arange(size[1]) + 0.5).double() * right
-    assert torch.equal(moved["mask"], y.long()[:, None] * 30 + x.long()), "labels: the pixel under the centre"
+    rows, columns = ((2 * torch.arange(n) + 1) * of // (2 * n) for n, of in zip(size, (height, width)))
+    expected = (top + rows)[:, None] * 30 + left + columns
+    assert torch.equal(moved["mask"], expected), "labels: the pixel under the centre"
     within = (slice(None), *(slice(2, -2) if n > 4 and max(down, right) < 1.4 else slice(0, 0) for n in size))
     ramp = torch.stack(torch.meshgrid(y - 0.5, x - 0.5, indexing="ij"))
     clamped = torch.stack([ramp[0].clamp(top, top + height - 1), ramp[1].clamp(left, left + width - 1)]).float()
