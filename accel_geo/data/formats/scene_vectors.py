@@ -102,7 +102,7 @@ def read_scenes(
         rows += [{"file": scene.name, "window": window, "group": group, **label} for window, label in mine]
     _check_found(features, scenes, seen, rows, area)
     if lost := int((~seen).sum()):
-        problems.append(f"{lost} of {len(seen)} feature(s) of {features.file} lie outside all windows")
+        problems.append(f"{lost} of {len(seen)} feature(s) of {Path(features.file).name} lie outside all windows")
     return Rows(
         "scenes",
         task,
@@ -133,7 +133,9 @@ def _with_class(features: Features) -> Features:
     kept = features.values > 0
     if kept.all():
         return features
-    text = f"{int((~kept).sum())} feature(s) of {features.file} whose class value is not above 0 were left out"
+    text = (
+        f"{int((~kept).sum())} feature(s) of {Path(features.file).name} whose class value is not above 0 were left out"
+    )
     return features._replace(
         geometries=features.geometries[kept], values=features.values[kept], problems=[*features.problems, text]
     )
