@@ -1,5 +1,6 @@
 """Which class a label value belongs to: the values on disk, a choice of classes, and classes merged."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -99,16 +100,28 @@ def choose(
             problems.append("label pixels of value 255 are ignored")
         known = {value: known.get(value, str(value)) for value in found}
     ignored = {_value(entry, known) for entry in ignore_classes}
+    if classes is not None and not classes:
+        raise ValueError(f"classes={classes!r} keeps none; the classes are {_listed(known)}")
     known, kept = _chosen(known, rows.named, classes)
     kept = [value for value in kept if value not in ignored]
     if not kept:
-        raise ValueError(f"{rows.root} ({rows.format}) has no classes: no label value besides background was found")
+        where = " where the chips have data (see their nodata value)" if NO_DATA in present else ""
+        raise ValueError(
+            f"{rows.root} ({rows.format}) has no classes: no label value besides background was found{where}. Check that "
+            "these are the labels of its chips"
+        )
     left_out = [f"{known[value]} ({value})" for value in known if value not in kept and value not in ignored]
     if left_out:
         fate = "with their chips" if rows.task == "classification" else "as background"
         problems.append(f"classes left out, {fate}: {', '.join(left_out)}")
     if len(kept) >= IGNORED and pixels:
-        raise ValueError(f"{rows.root} has {len(kept)} classes; at most {IGNORED - 1} are possible")
+        raise ValueError(
+            f"{rows.root} has {len(kept)} classes; at most {IGNORED - 1} are possible. Keep some (classes), merge them "
+            "(class_mapping), or check that these files are class rasters"
+        )
+    names = Counter(rows.classes[value] for value in kept if value in rows.classes)
+    if twice := [name for name, number in names.items() if number > 1]:
+        problems.append(f"several class values have the same name and count as one class: {some(twice)}")
     groups = _merged({value: known[value] for value in kept}, mapping or {})
     for number, values in enumerate(groups.values(), 1):
         index_of |= {value: number for value in values}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import rasterio
 from rasterio.enums import ColorInterp
-from rasterio.errors import NotGeoreferencedWarning
+from rasterio.errors import NotGeoreferencedWarning, RasterioError
 from rasterio.windows import Window
 
 from accel_geo.data.georeference import Footprint, read_footprint
@@ -74,7 +74,8 @@ def located(root: Path, name: str) -> str | Path:
 
 def read_error(file: str | Path, error: Exception) -> str:
     """Return one line that says why a file could not be read."""
-    text = " ".join(str(error.__cause__ or error).split())
+    reason = error.__cause__ if isinstance(error, RasterioError) and error.__cause__ else error  # GDAL's own words
+    text = " ".join(str(reason).split())
     return text.replace(f"{file}: ", "").replace(str(file), Path(file).name)
 
 
@@ -222,17 +223,17 @@ def read_label(file: Path) -> tuple[np.ndarray, float | None]:
     """Read a raster of labels: all bands [B, H, W] as whole numbers, and its nodata value.
 
     Raises:
-        ValueError: it holds fractions.
+        ValueError: it holds other numbers.
         rasterio.errors.RasterioError: the file cannot be read.
     """
     with rasterio.Env(**GDAL_OPTIONS), rasterio.open(file) as source:
         values, nodata = source.read(), source.nodata
-    if np.issubdtype(values.dtype, np.floating):
-        holes = ~np.isfinite(values)
-        whole = np.where(holes, -1, values).astype(np.int64)
-        if (whole != values)[~holes].any():
-            raise ValueError(f"label {file.name} holds fractions; label values must be whole numbers")
-        values = whole
+    if values.dtype.kind in "fc" or values.dtype == np.uint64:
+        known = np.where(np.isfinite(values), values, -1.0)
+        odd = known[(known != np.trunc(known.real)) | (abs(known) > 2**53)]
+        if odd.size:
+            raise ValueError(f"label values must be whole numbers up to 2^53; found {odd[0]}")
+        values = known.real.astype(np.int64)
     return values, nodata
 
 

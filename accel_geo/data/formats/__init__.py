@@ -4,6 +4,7 @@ from pathlib import Path
 from types import ModuleType
 
 from accel_geo.data.formats import (
+    boxes,
     classified_tiles,
     coco,
     csv_boxes,
@@ -23,7 +24,8 @@ from accel_geo.data.formats import (
     voc,
     yolo,
 )
-from accel_geo.data.formats.rows import Rows, has_raster, some
+from accel_geo.data.formats.rows import Rows, folder, has_raster, some
+from accel_geo.data.pixels import RASTER_SUFFIXES
 from accel_geo.option_values import is_hub_name
 
 # In the order in which they are tried where no task is asked for.
@@ -210,7 +212,20 @@ def found(path: Path) -> str:
     mode = esri.metadata(path).mode
     said = f" Its metadata call it {mode}." if mode else ""
     images = " Chips lie in the folder itself, without labels beside them." if has_raster(path) else ""
-    return f"Found there: {', '.join(listed)}{f' and {more} more' if more else ''}.{said}{images}"
+    return f"Found there: {', '.join(listed)}{f' and {more} more' if more else ''}.{said}{images}{_unpaired(path)}"
+
+
+def _unpaired(path: Path) -> str:
+    # A sentence on folders of labels where no file is named like a chip.
+    images, text = folder(path, *image_masks.IMAGES), ""
+    chips = {boxes.stem(name): name for name in boxes.listing(images, RASTER_SUFFIXES)} if images else {}
+    for name in image_masks.MASKS if chips else ():
+        labels = boxes.listing(place, ("",)) if (place := folder(path, name)) else []
+        if labels and not chips.keys() & set(map(boxes.stem, labels)):
+            text += (
+                f" No file in {place.name}/ ({labels[0]}) is named like one in {images.name}/ ({min(chips.values())})."
+            )
+    return text
 
 
 def _nearby(path: Path) -> str:

@@ -177,7 +177,7 @@ def _number(value: object) -> float | None:
 
 def _whole(value: object) -> int | None:
     number = _number(value)
-    return int(number) if number is not None and number == int(number) else None
+    return int(number) if number is not None and number == int(number) and abs(number) < 2**53 else None
 
 
 def is_export(path: Path) -> bool:

@@ -107,7 +107,10 @@ def _by_colour(bands: np.ndarray, colours: Mapping[tuple[int, int, int], int], n
     if unknown:
         rgb = [(code >> 16, code >> 8 & 255, code & 255) for code in unknown[:5]]
         listed = ", ".join(map(str, colours))
-        raise ValueError(f"label {name} holds the colours {rgb}, which stand for no class; known are {listed}")
+        raise ValueError(
+            f"label {name} holds the colours {rgb}, which stand for no class; known are {listed}: add them to the file of "
+            "colours (class_dict.csv)"
+        )
     return np.array([value_of[code] for code in found.tolist()])[places].reshape(codes.shape)
 
 
