@@ -1,5 +1,6 @@
 """Every command and snippet that README and docs/ show is run, on small built-in data in the place of the user's."""
 
+import json
 import os
 import re
 import shlex
@@ -7,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import rasterio
 
 from accel_geo.data.scenes import builtin
 
@@ -39,14 +42,37 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("recipes", "accelerate_configs", "accel_geo"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "my_export").symlink_to(builtin("instances", smoke=True))
+    write_scene(folder)
     run([sys.executable, "-c", snippet()], folder)
     return folder
 
 
-def snippet() -> str:
-    found = [block for name, block in blocks("python") if name == "README.md"]
+def write_scene(folder: Path) -> None:
+    """Write scene.tif, 160 x 192 pixels, and roofs.geojson, three rectangles of two kinds on it."""
+    edges = [(500_010, 5_000_060, 40), (500_080, 5_000_100, 30), (500_120, 5_000_020, 25)]
+    rings = [[[x, y], [x + a, y], [x + a, y + a], [x, y + a], [x, y]] for x, y, a in edges]
+    features = [
+        {"type": "Feature", "properties": {"kind": kind}, "geometry": {"type": "Polygon", "coordinates": [ring]}}
+        for kind, ring in zip(("house", "shed", "house"), rings)
+    ]
+    crs = {"type": "name", "properties": {"name": "urn:ogc:def:crs:EPSG::32633"}}
+    (folder / "roofs.geojson").write_text(json.dumps({"type": "FeatureCollection", "crs": crs, "features": features}))
+    pixels = np.random.default_rng(3).integers(30, 120, (3, 160, 192), dtype=np.uint8)
+    shape = {"count": 3, "height": 160, "width": 192, "dtype": "uint8", "crs": "EPSG:32633"}
+    transform = rasterio.Affine(1, 0, 500_000, 0, -1, 5_000_160)
+    with rasterio.open(folder / "scene.tif", "w", driver="GTiff", transform=transform, **shape) as raster:
+        raster.write(pixels)
+
+
+def snippet(page: str = "README.md") -> str:
+    found = [block for name, block in blocks("python") if name == page]
     assert len(found) == 1
     return found[0]
+
+
+def test_the_snippet_of_the_data_page(place: Path) -> None:
+    assert "torch.Size([3, 64, 64])" in run([sys.executable, "-c", snippet("data.md")], place)
+    assert (place / "batch.png").is_file()
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -72,6 +98,7 @@ def test_recipe_command(command: str, place: Path, tmp_path: Path) -> None:
     data = {"unetclassifier": "semantic", "featureclassifier": "classification", "maskrcnn": "instances"}
     recipe = re.search(r"recipes/(\w+)\.py", command)[1]
     arguments = [str(builtin(data[recipe], smoke=True)) if a == "my_export" else a for a in shlex.split(command)]
+    arguments = [str(place / a) if a in ("scene.tif", "roofs.geojson") else a for a in arguments]
     resumed = "--resume" in arguments
     options = ["--epochs", "1", "--resize-to", "64", "--size", "small"] if resumed else ["--smoke"]
     if "--output" not in arguments:
