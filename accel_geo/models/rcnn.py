@@ -78,7 +78,7 @@ class RegionCNN(GeoModel):
         box_positive_fraction: the largest share of positives among them.
         bbox_reg_weights: weights of the box deltas; None: 10, 10, 5, 5.
         soft_nms: lower the scores of overlapping detections (Bodla et al. 2017, Gaussian) instead of dropping those
-            above `box_nms_thresh`.
+            above `box_nms_thresh`; `box_score_thresh` then bounds the lowered scores.
 
     Raises:
         ValueError: an unknown backbone or size, a wrong number of anchor sizes, or weights of another backbone.

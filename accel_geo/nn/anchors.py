@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
+from torchvision.ops import box_iou
 
 
 class PyramidAnchors(AnchorGenerator):
@@ -97,3 +98,33 @@ def shape_iou(sides: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     """Return the overlaps [N, M] of boxes [N, 2] and [M, 2], (width, height) each, that share their centre."""
     both = np.minimum(sides[:, None], shapes[None]).prod(2)
     return both / (sides.prod(1)[:, None] + shapes.prod(1)[None] - both)
+
+
+def match_anchors(boxes: Tensor, anchors: Tensor, inside: Tensor, iou_thresh: float) -> Tensor:
+    """Find the box that each anchor stands for.
+
+    It is the box that overlaps most with it, where that is at least `iou_thresh`; and each box has, whatever the
+    overlap, the anchor that overlaps most with it. Of equal anchors the first is taken; an anchor that is the best of
+    several boxes stands for the last of them, as torchvision's does.
+
+    Args:
+        boxes: [G, 4].
+        anchors: [A, 4].
+        inside: bool [A]; the others stand for nothing.
+        iou_thresh: intersection over union, 0 to 1.
+
+    Returns:
+        int64 [A]: index of the box, -1 background, -2 not inside.
+    """
+    matched = torch.where(inside, -1, -2)
+    if not len(boxes) or not inside.any():
+        return matched
+    overlap = box_iou(boxes, anchors[inside])
+    most, box = overlap.max(0)
+    found = torch.where(most >= iou_thresh, box, -1)
+    most, best = overlap.max(1)
+    numbers = torch.arange(len(boxes), device=boxes.device)
+    # in this form the result does not depend on the order in which a GPU writes
+    own = torch.full_like(found, -1).scatter_reduce(0, best, torch.where(most > 0, numbers, -1), "amax")
+    matched[inside] = torch.where(own >= 0, own, found)
+    return matched
