@@ -139,9 +139,9 @@ def read_pixels(file: str | Path, bands: Bands, window: Sequence[int] | None = N
     """Read the chosen bands of a file, or of a window of it.
 
     A band is missing where it is NaN or infinite, has the nodata value, or where alpha or the file's mask hides the
-    pixel. The pixel is ignored where alpha or the mask hides it, where any band is NaN, and where every band has the
-    nodata value: in 8-bit imagery with nodata 0 a dark pixel often has it in one band. Beyond the edge of the raster
-    everything is missing.
+    pixel; in 8-bit imagery only where every band has the nodata value, since a dark or bright pixel often has it in one
+    band. The pixel is ignored where alpha or the mask hides it, where any band is NaN, and where every band has the
+    nodata value. Beyond the edge of the raster everything is missing.
 
     Args:
         file: a raster, by its path or whatever else GDAL opens.
@@ -207,6 +207,8 @@ def _read(raster: Raster, bands: Bands, window: Window | None) -> Pixels:
         nodata = int(nodata)  # compared without making floats of all pixels
     if nodata is not None:
         without = values == nodata
+        if values.dtype.itemsize == 1:  # 0 or 255 in one band alone is a dark or bright pixel
+            without = np.repeat(without.all(0)[None], len(values), 0)
         missing = without if missing is None else missing | without
     if any(bands.alpha or not alpha for alpha in masks):
         hidden = source.read_masks(1, window=window) == 0
