@@ -108,7 +108,8 @@ class Source:
 
     def _label_file(self, position: int) -> str:
         row = self.rows.dataset[int(position)]
-        return str(self.rows.root / next(filter(None, row["label_files"]), self.names[position]))
+        file = next(filter(None, row["label_files"]), None)
+        return str(self.rows.root / file) if file else f"the label of {self.rows.root / self.names[position]}"
 
     def kept(self, index_of: Mapping[int, int]) -> list[int]:
         """Return the chips to use; unreadable ones keep their place.

@@ -33,6 +33,7 @@ class _Table(NamedTuple):
     file: Path
     delimiter: str
     columns: dict[str, int]
+    width: int  # columns in all
 
     @property
     def boxed(self) -> bool:
@@ -68,7 +69,7 @@ def _header(file: Path, _modified: int) -> _Table | None:
             if name:
                 columns[key] = columns.pop(name)
         if "image" in columns and ("geometry" in columns or all(side in columns for side in _SIDES)):
-            return _Table(file, delimiter, columns)
+            return _Table(file, delimiter, columns, len(names))
     return None
 
 
@@ -123,8 +124,12 @@ class _Reader:
         place = relative(table.file.parent, self._root)
         further = {name: i for name, i in columns.items() if name not in (*_SIDES, "image", "label", "geometry", "")}
         for number, cells in _lines(table):
-            if len(cells) < len(columns):
-                raise _error(table, number, f"has {len(cells)} columns, the first line {len(columns)}")
+            if len(cells) < table.width or any(cells[table.width :]):
+                raise _error(
+                    table,
+                    number,
+                    f"has {len(cells)} columns, the first line {table.width}; correct it, and mind quotes that do not end",
+                )
             chip = self._chip(cells[columns["image"]], "" if place == "." else boxes.plain(place))
             if chip is None:
                 self._missing[cells[columns["image"]]] = self._missing.get(cells[columns["image"]], 0) + 1

@@ -64,7 +64,7 @@ def _yaml(file: Path) -> object:
     try:
         return yaml.load(boxes.read_text(file), Loader=yaml.BaseLoader)  # all plain text: no, 1e3 and so on are names
     except yaml.YAMLError as error:
-        raise ValueError(f"{file} is no valid YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{file} is no valid YAML, correct or delete it: {' '.join(str(error).split())}") from error
 
 
 def _names(names: object, file: Path) -> dict[int, str]:
