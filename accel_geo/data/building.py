@@ -94,29 +94,32 @@ def build(decoder: Decoder, keep: bool, planned: Plan) -> Iterator[Batches]:
     Raises:
         ValueError: more than 5 % of the chips cannot be read, and the first few are named; or a decoding process ended.
     """
+    failed: list[str] = []
+    number = _processes(planned)
+    found = (
+        _by_processes(decoder, keep, planned.rows, number) if number > 1 else _by_threads(decoder, keep, planned.rows)
+    )
+    for batches in _shown(found, len(decoder)):
+        failed += batches[0]["problem"].drop_null().to_pylist()
+        yield batches
+    check_readable(failed, len(decoder))
+
+
+def _shown(found: Iterator[Batches], total: int) -> Iterator[Batches]:
     from tqdm import tqdm
 
-    failed: list[str] = []
-    bar = tqdm(
-        total=len(decoder),
-        desc="decoding chips",
-        unit="chip",
-        delay=1.0,
-        mininterval=0.5 if sys.stderr.isatty() else 20.0,
-        dynamic_ncols=True,
-        disable=not builds_here(),
-    )
-    number = _processes(planned)
-    with bar:
-        for batches in (
-            _by_processes(decoder, keep, planned.rows, number)
-            if number > 1
-            else _by_threads(decoder, keep, planned.rows)
-        ):
-            failed += batches[0]["problem"].drop_null().to_pylist()
-            yield batches
+    begun, done, bar = time.perf_counter(), 0, None
+    for batches in found:
+        yield batches
+        done += len(batches[0])
+        if bar is not None:
             bar.update(len(batches[0]))
-    check_readable(failed, len(decoder))
+        elif builds_here() and time.perf_counter() - begun > 1:
+            seconds = 0.5 if sys.stderr.isatty() else 20.0  # between updates, on a terminal and in a log
+            about = {"total": total, "initial": done, "desc": "decoding chips", "unit": "chip"}
+            bar = tqdm(**about, mininterval=seconds, maxinterval=2 * seconds, dynamic_ncols=True)
+    if bar is not None:
+        bar.close()
 
 
 def check_readable(failed: list[str], chips: int) -> None:

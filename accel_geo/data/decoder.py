@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -90,19 +89,19 @@ class Decoder:
         with pa.ipc.new_stream(sink, table.schema.remove_metadata()) as stream:
             stream.write_table(table.replace_schema_metadata(None).combine_chunks())
         found.update(sink.getvalue())
-        for name, state in zip(names, _states([located(root, name) for name in names], verify)):
+        for name, state in zip(names, _states([os.path.join(root, name) for name in names], verify)):
             found.update(f"{name}\0{state}\n".encode(errors="surrogateescape"))
         return found.hexdigest()
 
 
-def _states(files: list[Path | str], verify: bool) -> Iterable[str]:
+def _states(files: list[str], verify: bool) -> Iterable[str]:
     if not verify:
         return map(_state, files)
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(_content, files))
 
 
-def _state(file: Path | str) -> str:
+def _state(file: str) -> str:
     # What GDAL opens by itself (/vsi...) cannot be looked at, and counts as unchanged.
     try:
         status = os.stat(file)
@@ -111,7 +110,7 @@ def _state(file: Path | str) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def _content(file: Path | str) -> str:
+def _content(file: str) -> str:
     try:
         with open(file, "rb") as stream:
             return hashlib.file_digest(stream, "blake2b").hexdigest()

@@ -65,12 +65,12 @@ def make(folder: Path, size: float, keep: Path | None = None) -> str:
     """
     yesterday = time.time() - _DAY
     for litter in [*folder.glob(".tmp-*"), *folder.glob("*.building")]:
-        if _times(litter)[0] < yesterday:
+        if last_use(litter) < yesterday:
             remove(litter)
     most, held, deleted, freed = allowed(folder), _held(folder) + size, 0, 0
-    for file in sorted(folder.glob("*.arrow"), key=lambda file: _times(file)[0]):
-        used, taken = _times(file)
-        if held <= most or used > yesterday:
+    for file in sorted(folder.glob("*.arrow"), key=last_use):
+        taken = _size(file)
+        if held <= most or last_use(file) > yesterday:
             break
         if file == keep:
             continue
@@ -85,16 +85,23 @@ def make(folder: Path, size: float, keep: Path | None = None) -> str:
 
 
 def _held(folder: Path) -> int:
-    return sum(_times(file)[1] for file in folder.glob("*.arrow"))
+    return sum(_size(file) for file in folder.glob("*.arrow"))
 
 
-def _times(file: Path) -> tuple[float, int]:
-    # When it was used last, and its size.
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def last_use(file: Path) -> float:
+    """Return when a file was used last, in seconds since 1970; now where it is gone."""
     try:
         status = file.stat()
     except OSError:
-        return time.time(), 0
-    return max(status.st_atime, status.st_mtime), status.st_size
+        return time.time()
+    return max(status.st_atime, status.st_mtime)
 
 
 def free_memory() -> float:
