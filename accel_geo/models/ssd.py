@@ -240,7 +240,10 @@ class SingleShotDetector(GeoModel):
 
 
 def fitted_anchors(data: object) -> list[list[float]] | None:
-    """Return shapes fitted to the boxes of up to 1000 training chips, evenly spread; None without chips or boxes."""
+    """Return shapes fitted to the boxes of up to 1000 training chips, evenly spread; None without chips or boxes.
+
+    Where training turns chips, boxes count in both orientations.
+    """
     chips = getattr(data, "train", None)
     if not chips:
         return None
@@ -248,7 +251,7 @@ def fitted_anchors(data: object) -> list[list[float]] | None:
     for index in range(0, len(chips), -(-len(chips) // MOST_CHIPS)):
         boxes = np.asarray(chips[index]["boxes"], dtype=np.float64).reshape(-1, 4)
         sides.append(boxes[:, 2:] - boxes[:, :2])
-    sides = np.concatenate(sides)
+    sides = np.concatenate(sides + [side[:, ::-1] for side in sides if data.spec.map_space])
     return fit_shapes(sides) if len(sides) else None
 
 

@@ -59,7 +59,7 @@ def grid_anchors(
 def fit_shapes(sides: np.ndarray, most: int = 9, gain: float = 0.01) -> list[list[float]]:
     """Fit anchor shapes to boxes: k-means with 1 - IoU as the distance (Redmon & Farhadi 2017), the same on each call.
 
-    There are as many shapes as still raise the mean overlap of a box with its best shape by `gain`.
+    There are as many shapes as pay: each must raise the mean overlap of a box with its best shape by `gain`.
 
     Args:
         sides: (width, height) of the boxes [N, 2], in pixels, above 0.
@@ -71,13 +71,9 @@ def fit_shapes(sides: np.ndarray, most: int = 9, gain: float = 0.01) -> list[lis
     """
     sides = np.asarray(sides, dtype=np.float64)
     sides = sides[np.lexsort((sides[:, 0], sides.prod(1)))]
-    best, reached = np.empty((0, 2)), 0.0
-    for count in range(1, min(most, len(np.unique(sides, axis=0))) + 1):
-        shapes = _means(sides, count)
-        overlap = shape_iou(sides, shapes).max(1).mean()
-        if overlap < reached + gain:
-            break
-        best, reached = shapes, overlap
+    counts = range(1, min(most, len(np.unique(sides, axis=0))) + 1)
+    # all counts are tried: one more shape may bring nothing and two more much, of boxes in both orientations
+    best = max((_means(sides, n) for n in counts), key=lambda shapes: _overlap(sides, shapes) - gain * len(shapes))
     return best[np.argsort(best.prod(1), kind="stable")].round(2).tolist()
 
 
@@ -92,6 +88,10 @@ def _means(sides: np.ndarray, count: int) -> np.ndarray:
         of_cluster = [sides[assigned == cluster] for cluster in range(count)]
         shapes = np.stack([np.median(m, 0) if len(m) else old for m, old in zip(of_cluster, shapes)])
     return shapes
+
+
+def _overlap(sides: np.ndarray, shapes: np.ndarray) -> float:
+    return float(shape_iou(sides, shapes).max(1).mean())
 
 
 def shape_iou(sides: np.ndarray, shapes: np.ndarray) -> np.ndarray:

@@ -277,12 +277,16 @@ def test_anchors_are_fitted_to_the_data(networks):
     assert fit_shapes(np.array([[5.0, 7.0]] * 4)) == [[5.0, 7.0]]
 
     samples = [{"boxes": torch.tensor([[1.0, 2, 1 + w, 2 + h]])} for w, h in sides] + [{"boxes": torch.zeros(0, 4)}]
-    spec = networks.spec("MaskRCNN", task="detection")
+    spec = networks.spec("MaskRCNN", task="detection", map_space=False)
     model = SingleShotDetector(SimpleNamespace(spec=spec, seed=1, train=samples), **SMALL)
     assert np.abs(np.array(model.arguments["anchors"]) - np.array(fitted)).max() < 0.02
     rebuilt = SingleShotDetector(spec, **json.loads(json.dumps(model.arguments)))
     assert rebuilt.arguments == model.arguments
     rebuilt.load_state_dict(model.state_dict())
+    turned = networks.spec("MaskRCNN", task="detection")  # imagery from above, which training turns
+    shapes = SingleShotDetector(SimpleNamespace(spec=turned, seed=1, train=samples), **SMALL).arguments["anchors"]
+    overlaps = [shape_iou(kinds[:, ::-1], np.array(found)).max(1).min() for found in (shapes, fitted)]
+    assert overlaps[0] > 0.85 > 0.4 > overlaps[1]
     without = SingleShotDetector(SimpleNamespace(spec=spec, seed=1, train=samples[-1:]), **SMALL)
     assert without.arguments["anchors"] is None and without.shapes == SingleShotDetector(spec, **SMALL).shapes
 
