@@ -18,7 +18,7 @@ from accel_geo.data.pixels import Bands, Pixels, located, read_error, read_place
 if TYPE_CHECKING:
     from accel_geo.data.formats.rows import Rows  # formats may keep files in the cache, which knows the decoder
 
-VERSION = 4  # raise it whenever what is stored of a chip changes: older stores are then left alone
+VERSION = 5  # raise it whenever what is stored of a chip changes: older stores are then left alone
 _NO_MATTER = ("group", "attributes")  # columns of rows that shape no pixel
 
 
@@ -55,7 +55,7 @@ class Decoder:
             if self.resize_to:
                 pixels = resize_pixels(pixels, self.resize_to)
             size = pixels.values.shape[1:]
-            place = Place(rows.root, source, size, pixels.ignored, self.bands, rows.things, rows.colours)
+            place = Place(rows.root, source, size, pixels.ignored, self.bands, rows.things, rows.colours, rows.scale)
             label = KINDS[rows.task].decode(row, place)
         except Exception as error:  # a bad file may raise anything; the chip keeps its place and is named
             return Chip(None, Label([], []), f"{row['file']}: {read_error(file, error)}")

@@ -57,7 +57,10 @@ def divide(
             result[_ROLES[source.role]][number] = list(kept[number])
     free = [(number, position) for number, source in enumerate(sources) if not source.role for position in kept[number]]
     if not any(kept):
-        raise ValueError(f"no chip of {sources[0].rows.root} is left: none belongs to the classes that were chosen")
+        raise ValueError(
+            f"no chip of {sources[0].rows.root} is left: none has a label of a class that was chosen. Check its labels, or "
+            "choose other classes"
+        )
     if any(source.role == "valid" for source in sources):
         sides = [free, [], []]
     else:

@@ -14,8 +14,13 @@ from typing import NamedTuple
 import rasterio
 from rasterio.enums import ColorInterp, MaskFlags
 
-# Probe sidecar files one by one (listing a folder of 100,000 chips at each open is slow); damaged JPEG is an error.
-GDAL_OPTIONS = {"GDAL_DISABLE_READDIR_ON_OPEN": "TRUE", "GDAL_ERROR_ON_LIBJPEG_WARNING": "TRUE"}
+# Probe sidecar files one by one (listing a folder of 100,000 chips at each open is slow); damaged JPEG is an error, and
+# so is PNG that is cut off: GDAL's fast way of reading it gives what lies in memory for the pixels that are lacking.
+GDAL_OPTIONS = {
+    "GDAL_DISABLE_READDIR_ON_OPEN": "TRUE",
+    "GDAL_ERROR_ON_LIBJPEG_WARNING": "TRUE",
+    "GDAL_PNG_WHOLE_IMAGE_OPTIM": "NO",
+}
 
 MOST = 8  # open rasters of one thread; each may hold several files open (a VRT and its tiles)
 

@@ -156,7 +156,7 @@ def read_pixels(file: str | Path, bands: Bands, window: Sequence[int] | None = N
         with rasterio.Env(**GDAL_OPTIONS), rasterio.open(file) as source:
             return _read(describe(source), bands, None)
     raster = opened(file)
-    if raster.source.driver == "JPEG":  # warns of damaged pixels when it reads them; others do when they are opened
+    if raster.source.driver in ("JPEG", "PNG"):  # find out about damage as they read; others as they are opened
         with rasterio.Env(**GDAL_OPTIONS):
             return _read_window(raster, bands, *window)
     return _read_window(raster, bands, *window)

@@ -24,7 +24,7 @@ from accel_geo.data.formats import (
     voc,
     yolo,
 )
-from accel_geo.data.formats.rows import Rows, folder, has_raster, some
+from accel_geo.data.formats.rows import Rows, folder, has_raster, read_json, some
 from accel_geo.data.pixels import RASTER_SUFFIXES
 from accel_geo.option_values import is_hub_name
 
@@ -212,7 +212,19 @@ def found(path: Path) -> str:
     mode = esri.metadata(path).mode
     said = f" Its metadata call it {mode}." if mode else ""
     images = " Chips lie in the folder itself, without labels beside them." if has_raster(path) else ""
-    return f"Found there: {', '.join(listed)}{f' and {more} more' if more else ''}.{said}{images}{_unpaired(path)}"
+    told = f"{said}{images}{_unpaired(path)}{_broken(path)}"
+    return f"Found there: {', '.join(listed)}{f' and {more} more' if more else ''}.{told}"
+
+
+def _broken(path: Path) -> str:
+    # A sentence on each JSON file that is none: what it is for cannot be told.
+    text = ""
+    for name in boxes.listing(path, (".json",), deep=False):
+        try:
+            read_json(path / name)
+        except ValueError as error:
+            text += f" {error}."
+    return text
 
 
 def _unpaired(path: Path) -> str:

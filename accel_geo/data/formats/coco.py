@@ -99,7 +99,7 @@ def read(path: Path, task: str) -> Rows:
     classes = _classes(values["categories"], file)
     chips = _Chips(root, file)
     file_of = chips.match(values["images"])
-    further = {chip: _columns(image, chip) for image in values["images"] if (chip := file_of.get(image["id"]))}
+    further = {chip: _columns(image, chip) for image in values["images"] if (chip := file_of.get(str(image["id"])))}
     if coco_panoptic.is_panoptic(values):
         labels = coco_panoptic.labels(values, root, file, file_of, classes, problems)
         things = coco_panoptic.things(values["categories"], problems)
@@ -174,15 +174,15 @@ class _Chips:
         place = "" if file.parent == root else boxes.plain(file.parent.relative_to(root).as_posix())
         self._places = ("", "images", place, file.stem.casefold().split("_")[-1])  # annotations/instances_val2017.json
 
-    def match(self, images: list[dict]) -> dict[int | str, str]:
-        """Return the chip of each image id, relative to the root."""
-        found: dict[int | str, str] = {}
+    def match(self, images: list[dict]) -> dict[str, str]:
+        """Return the chip of each image id, relative to the root; ids may be numbers here and texts there."""
+        found: dict[str, str] = {}
         missing, taken = [], set()
         for image in images:
             number, name = image.get("id"), image.get("file_name")
             if not isinstance(number, int | str) or not isinstance(name, str):
                 raise ValueError(f"{self._file}: image {str(image)[:120]} needs an id and a file_name")
-            chip = self._finder.find(name, self._places)
+            number, chip = str(number), self._finder.find(name, self._places)
             if chip is None:
                 missing.append(name)
             elif chip in taken or number in found:

@@ -14,17 +14,17 @@ def labels(
     annotations: list[dict],
     classes: dict[int, str],
     file: Path,
-    known: Iterable[int | str],
+    known: Iterable[str],
     task: str,
     problems: list[str],
-) -> dict[int | str, dict[str, list]]:
+) -> dict[str, dict[str, list]]:
     """Return the columns values, segments or boxes, and crowd of each image id; what is left out is counted.
 
     Args:
         annotations: of the file.
         classes: name of each category id.
         file: the JSON file, for messages.
-        known: image ids whose chips are there.
+        known: image ids, as texts, whose chips are there.
         task: what the labels are read for.
         problems: what is left out is added here.
 
@@ -32,20 +32,21 @@ def labels(
         ValueError: a category is not in the list, or coordinates are no finite numbers.
     """
     dropped: Counter[str] = Counter()
-    found: dict[int | str, dict[str, list]] = {}
+    found: dict[str, dict[str, list]] = {}
     for annotation in annotations:
         category, image, crowd = annotation.get("category_id"), annotation.get("image_id"), annotation.get("iscrowd")
         value = boxes.whole(str(category).strip())
         if value not in classes:
             raise ValueError(
                 f"{file}: annotation {annotation.get('id')} has category_id {category!r}, none of its categories "
-                f"{some(classes)}; add it there, or correct the annotation"
+                f"{some(classes) or '(none are listed)'}; add it there, or correct the annotation"
             )
         if not isinstance(image, int | str):
             raise ValueError(f"{file}: annotation {annotation.get('id')} has the image_id {image!r}; it needs one")
         if crowd and task != "panoptic":
             dropped["crowd annotation(s) (iscrowd = 1)"] += 1
             continue
+        image = str(image)
         if image not in known:
             dropped["annotation(s) of an image that is not listed, or not on disk,"] += 1
             continue
@@ -79,12 +80,24 @@ def _numbers(numbers: object, annotation: dict, key: str, file: Path) -> list[fl
 def _shape(annotation: dict, file: Path) -> list | dict | None:
     segmentation = annotation.get("segmentation")
     if isinstance(segmentation, dict):
-        return segmentation if {"size", "counts"} <= set(segmentation) else None
+        return _runs(segmentation, annotation, file) if {"size", "counts"} <= set(segmentation) else None
     parts = segmentation if isinstance(segmentation, list) else []
     if parts and not isinstance(parts[0], list):
         parts = [parts]  # one polygon without its outer list
     polygons = [_numbers(part, annotation, "segmentation", file) for part in parts]
     return [part for part in polygons if len(part) >= 6 and len(part) % 2 == 0] or None
+
+
+def _runs(rle: dict, annotation: dict, file: Path) -> dict:
+    size, counts = rle["size"], rle["counts"]
+    listed = isinstance(size, list) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size)
+    runs = counts if isinstance(counts, list) else []
+    if not listed or not (isinstance(counts, list | str) and all(isinstance(n, int) and n >= 0 for n in runs)):
+        raise ValueError(
+            f"{file}: annotation {annotation.get('id')} has the segmentation {str(rle)[:120]}; run lengths are "
+            '{"size": [height, width], "counts": [whole numbers from 0]}, or the text that pycocotools makes of the counts'
+        )
+    return rle
 
 
 def _box(annotation: dict, file: Path) -> list[float] | None:

@@ -26,17 +26,17 @@ def labels(
     values: dict,
     root: Path,
     file: Path,
-    file_of: dict[int | str, str],
+    file_of: dict[str, str],
     classes: dict[int, str],
     problems: list[str],
-) -> dict[int | str, dict[str, list]]:
+) -> dict[str, dict[str, list]]:
     """Return the columns label_files, values, segment_ids and crowd of each image id.
 
     Args:
         values: the content of the file.
         root: folder of the data set.
         file: the JSON file, for messages.
-        file_of: chip of each image id.
+        file_of: chip of each image id, as text.
         classes: name of each category id.
         problems: what is left out is added here.
 
@@ -50,8 +50,8 @@ def labels(
             raise ValueError(
                 f"{file}: annotation {str(annotation)[:120]} needs an image_id and the file_name of its PNG"
             )
-        if image in file_of:
-            listed[image] = name, _segments(annotation, classes, file)
+        if str(image) in file_of and (segments := _segments(annotation, classes, file)):
+            listed[str(image)] = name, segments
     place, present = _place(root, file, listed, file_of)
     found, missing = {}, []
     for image, (name, segments) in listed.items():
@@ -75,12 +75,14 @@ def labels(
 def _segments(annotation: dict, classes: dict[int, str], file: Path) -> list[tuple[int, int, bool]]:
     # (id in the PNG, class value, crowd) of each segment.
     segments, entries = [], annotation.get("segments_info")
-    for entry in entries if isinstance(entries, list) else []:
+    if not isinstance(entries, list):
+        raise ValueError(f"{file}: {annotation['file_name']} has the segments_info {entries!r}; it must be a list")
+    for entry in entries:
         number, category = (entry.get("id"), entry.get("category_id")) if isinstance(entry, dict) else (None, None)
         if not isinstance(category, int) or category not in classes:
             raise ValueError(
                 f"{file}: a segment of {annotation['file_name']} has category_id {category!r}, none of its categories "
-                f"{some(classes)}; add it there, or correct the segment"
+                f"{some(classes) or '(none are listed)'}; add it there, or correct the segment"
             )
         if not isinstance(number, int) or not 0 <= number < 2**32:
             raise ValueError(
@@ -94,10 +96,10 @@ def _segments(annotation: dict, classes: dict[int, str], file: Path) -> list[tup
 
 
 def _place(
-    root: Path, file: Path, listed: dict[int | str, tuple[str, list]], file_of: dict[int | str, str]
+    root: Path, file: Path, listed: dict[str, tuple[str, list]], file_of: dict[str, str]
 ) -> tuple[str, dict[str, str]]:
     # The folder of the PNGs (with a slash) and the files in it: the one named like the JSON file, else the one that has
-    # the first PNG. Folders of chips, masks and edges may hold files of the same names: there its pixels decide.
+    # the first PNG that is there. Folders of chips, masks and edges may hold files of the same names: there its pixels decide.
     if not listed:
         return "", {}
     by_folder: dict[str, dict[str, str]] = {}
@@ -107,12 +109,14 @@ def _place(
             folder, name = "/".join(parts[:depth]), "/".join(parts[depth:])
             by_folder.setdefault(f"{folder}/" if folder else "", {})[boxes.plain(name)] = name
     chips = {boxes.plain(chip) for chip in file_of.values()}
-    first, segments = next(iter(listed.values()))
-    holding = {
-        folder: files
-        for folder, files in by_folder.items()
-        if boxes.plain(first) in files and boxes.plain(folder + files[boxes.plain(first)]) not in chips
-    }
+    for first, segments in listed.values():  # noqa: B007
+        holding = {
+            folder: files
+            for folder, files in by_folder.items()
+            if boxes.plain(first) in files and boxes.plain(folder + files[boxes.plain(first)]) not in chips
+        }
+        if holding:
+            break
     same = [folder for folder in holding if folder.rstrip("/").rpartition("/")[2] == file.stem]
     fitting = same or [f for f, files in holding.items() if _fits(root / f / files[boxes.plain(first)], segments)]
     if not fitting:

@@ -52,6 +52,7 @@ class Place(NamedTuple):
         bands: that are read from the chip.
         things: class values whose objects are counted one by one (panoptic).
         colours: class value of each colour, where label rasters are pictures.
+        scale: how many times finer sharp rasters of another size are (super-resolution); None: all are as large.
     """
 
     root: Path
@@ -61,6 +62,7 @@ class Place(NamedTuple):
     bands: Bands
     things: frozenset[int] = frozenset()
     colours: Mapping[tuple[int, int, int], int] = {}
+    scale: int | None = None
 
 
 def raster(place: Place, name: str) -> tuple[np.ndarray, float | None]:

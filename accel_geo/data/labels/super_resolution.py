@@ -24,7 +24,7 @@ def decode(row: dict, place: Place) -> Label:
     """Read the sharp raster of a pair: its pixels [C, H, W] as .npy, then the bits of those that are missing, if any.
 
     Raises:
-        ValueError: it cannot be read, or its size is no whole multiple of the coarse one's.
+        ValueError: it cannot be read, or it is neither as large as the coarse one nor as many times finer as all others.
     """
     if not row["label_files"]:
         return Label([], [])
@@ -35,10 +35,11 @@ def decode(row: dict, place: Place) -> Label:
         raise ValueError(f"label {name}: {read_error(place.root / name, error)}") from error
     height, width = sharp.values.shape[1:]
     times = height // place.source[0]
-    if times < 1 or (height, width) != (times * place.source[0], times * place.source[1]):
+    if times not in (1, place.scale) or (height, width) != (times * place.source[0], times * place.source[1]):
+        finer = f", or {place.scale} times finer as that of the first chip" if place.scale else ""
         raise ValueError(
             f"{name} has {(height, width)} pixels (height, width), the coarse chip {place.source}: the sharp raster must "
-            "be as large, or a whole multiple"
+            f"be as large{finer}"
         )
     if place.size != place.source:
         sharp = resize_pixels(sharp, (times * place.size[0], times * place.size[1]))
