@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import StochasticDepth
 
+from accel_geo.nn.dilation import dilate
+
 RGB = ("red", "green", "blue")
 
 
@@ -57,19 +59,20 @@ class Backbone(nn.Module):
         return features
 
 
-def build_backbone(name: str, bands: int, *, max_stride: int = 32) -> nn.Module:
+def build_backbone(name: str, bands: int, *, max_stride: int = 32, output_stride: int | None = None) -> nn.Module:
     """Build a randomly initialised feature pyramid.
 
     Args:
         name: a torchvision name ("resnet34", "mobilenet_v2", "vgg16_bn", ...), a timm name, or "timm:NAME".
         bands: number of input bands.
         max_stride: coarser levels are left out.
+        output_stride: coarser levels are computed at this stride, by dilation, see nn/dilation.py; None: as they are.
 
     Returns:
         A module as described at the top of this file.
 
     Raises:
-        ValueError: no such network, or one that has no convolutional feature pyramid.
+        ValueError: no such network, one that has no convolutional feature pyramid, or one that cannot be dilated.
     """
     if name in torchvision_names():
         network = torchvision.models.get_model(name, weights=None)
@@ -78,6 +81,8 @@ def build_backbone(name: str, bands: int, *, max_stride: int = 32) -> nn.Module:
         backbone = _timm_backbone(name, max_stride)
     _silence(backbone)
     _set_bands(backbone, bands)
+    if output_stride is not None:
+        dilate(backbone, output_stride)
     return backbone
 
 
