@@ -5,6 +5,8 @@ Public names load on first use, so that importing the package costs little more 
 
 import importlib
 
+from accel_geo.models import MODELS
+
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -13,9 +15,7 @@ _HOMES = {
     "DataSpec": "accel_geo.data.spec",
     "GeoModel": "accel_geo.models.base",
     "from_model": "accel_geo.models",
-    "MaskRCNN": "accel_geo.models.rcnn",
-    "UnetClassifier": "accel_geo.models.unet_classifier",
-    "FeatureClassifier": "accel_geo.models.feature_classifier",
+    **MODELS,
 }
 
 __all__ = [*_HOMES, "__version__"]

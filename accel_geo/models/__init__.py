@@ -5,8 +5,12 @@ import os
 
 MODELS = {
     "FeatureClassifier": "accel_geo.models.feature_classifier",
-    "MaskRCNN": "accel_geo.models.rcnn",
+    "SingleShotDetector": "accel_geo.models.ssd",
     "UnetClassifier": "accel_geo.models.unet_classifier",
+    "MaskRCNN": "accel_geo.models.rcnn",
+    "FasterRCNN": "accel_geo.models.rcnn",
+    "HEDEdgeDetector": "accel_geo.models.hed",
+    "BDCNEdgeDetector": "accel_geo.models.bdcn",
 }
 
 
