@@ -30,10 +30,12 @@ parser = Parser(
     # The built-in scenes are small: light networks learn them on a laptop within minutes.
     builtin={"epochs": 20, "lr": 3e-3, "backbone": "resnet18"},
 )
-parser.add_argument("--class-balancing", action="store_true", help="weigh classes by their pixels (default: off)")
-parser.add_argument(
-    "--dice-loss-fraction", type=float, default=0.0, metavar="F", help="share of the Dice loss (default: 0)"
-)
+add = parser.add_argument
+add("--class-balancing", action="store_true", help="weigh classes by their pixels (default: off)")
+add("--focal-loss", action="store_true", help="focal loss of each pixel instead of the cross entropy (default: off)")
+add("--gamma", type=float, default=2.0, metavar="X", help="of the focal loss (default: 2)")
+add("--dice-loss-fraction", type=float, default=0.0, metavar="F", help="share of the Dice loss (default: 0)")
+add("--dice-loss-average", choices=["micro", "macro"], default="micro", help="Dice of all, or a mean (default: micro)")
 
 
 def main(options: Options) -> None:
@@ -50,7 +52,10 @@ def main(options: Options) -> None:
     model = UnetClassifier(
         data,
         class_balancing=options.class_balancing,
+        focal_loss=options.focal_loss,
+        gamma=options.gamma,
         dice_loss_fraction=options.dice_loss_fraction,
+        dice_loss_average=options.dice_loss_average,
         **options.for_model(),
     )
     if options.freeze:

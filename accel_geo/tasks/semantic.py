@@ -67,7 +67,10 @@ class Semantic(Task):
         return total
 
     def metrics(self, spec: DataSpec, records: Iterable[dict]) -> Metrics:
-        """Return accuracy, the mean IoUs, means over classes, and per class iou, precision, recall, f1 and support."""
+        """Return accuracy, the mean IoUs, means over classes, and per class iou, precision, recall, f1, dice, support.
+
+        Of pixels, the Dice coefficient and F1 are one and the same; both names stand there.
+        """
         total = self.confusion(spec, records)
         hits, true, predicted = np.diagonal(total), total.sum(1), total.sum(0)
         iou = [ratio(h, t + p - h) for h, t, p in zip(hits, true, predicted)]
@@ -82,8 +85,10 @@ class Semantic(Task):
             "precision_mean": mean(scores["precision"]),
             "recall_mean": mean(scores["recall"]),
             "f1_mean": mean(scores["f1"]),
+            "dice_mean": mean(scores["f1"]),
             "iou": iou[1:],
             **scores,
+            "dice": scores["f1"],
             "support": true[1:].tolist(),
         }
 

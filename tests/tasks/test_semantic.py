@@ -60,6 +60,12 @@ def test_equals_scikit_learn(seed, n, classes, data, make_spec, make_target):
             assert value is None if np.isnan(expected) else value == pytest.approx(expected, abs=1e-9)
     for value, expected in zip(metrics["iou"], iou[1:]):
         assert value is None if np.isnan(expected) else value == pytest.approx(expected, abs=1e-9)
+    for label, value in enumerate(metrics["dice"], 1):  # scikit-learn has none: as Dice defined it
+        hits, either = (
+            ((truth == label) & (predicted == label)).sum(),
+            (truth == label).sum() + (predicted == label).sum(),
+        )
+        assert value is None if not either else value == pytest.approx(2 * hits / either, abs=1e-9)
     assert (TASK.confusion(spec, records) == confusion_matrix(truth, predicted, labels=labels)).all()
 
 
