@@ -5,8 +5,9 @@
 48 drone chips of 512 px resized to 256, all roofs one class, those of column 386693 held out. The bare script is
 torchvision's `references/detection`: its network and hyperparameters (SGD, momentum 0.9, steps down after 16 and 22 of
 26 parts of the run, learning rate for the batch at hand; its presets "hflip" and "ssd"), without resizing R-CNN's images.
-The recipe runs as a user runs it, for as many steps as fit into the seconds (measured by a few steps before). Seconds
-are those of the steps with loading; evaluations, the same for both (AP50 over the held-out chips), do not count.
+The recipe runs as a user runs it, for as many steps as fit into the seconds (measured by a few steps before), and the
+bare script after it for the seconds that these steps really took: those of the steps with loading; evaluations, the same
+for both (AP50 over the held-out chips), do not count.
 Each evaluation is a JSON line; the last line has the medians at the end. One thread, one process at a time: about
 2.3 x seconds x seeds, after --model (or --model all) on a quiet core.
 """
@@ -73,6 +74,7 @@ def read_chips(data: Path, row: str) -> list[tuple[str, Tensor, dict]]:
             boxes.append([x1, y1, x2, y2])
             if row == "maskrcnn":
                 rings = [[[scale * p for p in xy] for xy in zip(s[::2], s[1::2])] for s in thing["segmentation"]]
+                rings = [[*ring, ring[0]] for ring in rings]
                 shapes = [{"type": "Polygon", "coordinates": [ring]} for ring in rings]
                 masks.append(torch.from_numpy(rasterize(shapes, (SIZE, SIZE), all_touched=False)).bool())
         target = {"boxes": torch.tensor(boxes).view(-1, 4), "labels": torch.ones(len(boxes), dtype=torch.int64)}
@@ -212,14 +214,15 @@ def run_recipe(given: argparse.Namespace, row: str, seed: int, steps: int, eval_
         return [json.loads(text) for text in (output / "history.jsonl").read_text().splitlines()]
 
 
-KINDS = {"bare": bare, "recipe": recipe}
+KINDS = {"recipe": recipe, "bare": bare}
 
 
-def measure(row: str, kind: str, seed: int) -> list[dict]:
+def measure(row: str, kind: str, seed: int, seconds: float) -> list[dict]:
     """Run one training in a process of its own, on one thread; print its evaluations as they come."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.jsonl")
-        command = [sys.executable, __file__, *sys.argv[1:], "--worker", row, kind, str(seed), str(result)]
+        command = [sys.executable, __file__, *sys.argv[1:], f"--seconds={seconds}"]
+        command += ["--worker", row, kind, str(seed), str(result)]
         subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=sys.stderr, check=True)
         points = [json.loads(text) for text in result.read_text().splitlines()]
     for point in points:
@@ -255,11 +258,13 @@ def main() -> None:
     for row in ROWS if given.model == "all" else [given.model]:
         last: dict[str, list[float]] = {kind: [] for kind in KINDS}
         seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        for number, seed in enumerate(given.seeds):
-            for kind in [*KINDS] if number % 2 == 0 else [*KINDS][::-1]:  # interleaved
-                points = measure(row, kind, seed)
+        for seed in given.seeds:
+            limit = given.seconds
+            for kind in KINDS:
+                points = measure(row, kind, seed, limit)
                 last[kind].append(points[-1]["ap50"])
                 seconds[kind].append(points[-1]["seconds"])
+                limit = points[-1]["seconds"]
         ap50 = {kind: round(statistics.median(values), 4) for kind, values in last.items()}
         line(
             benchmark="detectors",
