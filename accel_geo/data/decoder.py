@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from accel_geo.data.georeference import Footprint
 from accel_geo.data.labels import KINDS, Label, Place
-from accel_geo.data.pixels import Bands, Pixels, located, read_error, read_placed, resize_pixels
+from accel_geo.data.pixels import Bands, Pixels, chip_name, located, read_error, read_placed, resize_pixels
 
 if TYPE_CHECKING:
     from accel_geo.data.formats.rows import Rows  # formats may keep files in the cache, which knows the decoder
@@ -58,7 +58,7 @@ class Decoder:
             place = Place(rows.root, source, size, pixels.ignored, self.bands, rows.things, rows.colours, rows.scale)
             label = KINDS[rows.task].decode(row, place)
         except Exception as error:  # a bad file may raise anything; the chip keeps its place and is named
-            return Chip(None, Label([], []), f"{row['file']}: {read_error(file, error)}")
+            return Chip(None, Label([], []), f"{chip_name(row['file'], row['window'])}: {read_error(file, error)}")
         return Chip(pixels, label, footprint=footprint)
 
     def chip(self, position: int) -> Chip:

@@ -72,6 +72,11 @@ def located(root: Path, name: str) -> str | Path:
     return name if _GDAL_NAME.match(name) and not file.exists() else file
 
 
+def chip_name(file: str, window: Sequence[int]) -> str:
+    """Return the name of a chip: its file, and for a window of a scene its column and row behind an @."""
+    return f"{file}@{window[0]},{window[1]}" if window else file
+
+
 def read_error(file: str | Path, error: Exception) -> str:
     """Return one line that says why a file could not be read."""
     reason = error.__cause__ if isinstance(error, RasterioError) and error.__cause__ else error  # GDAL's own words

@@ -9,7 +9,7 @@ from accel_geo.data.cache import prepare_store
 from accel_geo.data.classes import PIXELS
 from accel_geo.data.formats import esri
 from accel_geo.data.formats.rows import Rows, relative, some
-from accel_geo.data.pixels import Bands, describe_bands, located, read_error
+from accel_geo.data.pixels import Bands, chip_name, describe_bands, located, read_error
 from accel_geo.data.spec import IGNORED
 from accel_geo.data.statistics import Moments, merge
 from accel_geo.data.store import Decoder, Store
@@ -209,7 +209,7 @@ def open_source(
 def chip_names(rows: Rows) -> list[str]:
     """Return the name of each chip: its file, and for a window of a scene its column and row behind an @."""
     files, windows = rows.dataset["file"], rows.dataset["window"]
-    return [f"{file}@{window[0]},{window[1]}" if window else file for file, window in zip(files, windows)]
+    return [chip_name(file, window) for file, window in zip(files, windows)]
 
 
 def _first_bands(rows: Rows, bands: Sequence[int | str] | None) -> Bands:

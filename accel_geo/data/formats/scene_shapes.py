@@ -70,7 +70,8 @@ def read_features(vectors: str | Path, class_column: str | None = None) -> Featu
         columns = [] if class_column is None else [class_column]
         meta, _, data, fields = pyogrio.raw.read(file, layer=layer, columns=columns, force_2d=True)
     except pyogrio.errors.DataSourceError as error:
-        raise ValueError(f"vectors {file} cannot be read: {' '.join(str(error).split())}") from None
+        reason = " ".join(str(error).split()).partition("; It might help")[0].rstrip(".")
+        raise ValueError(f"vectors {file} cannot be read: {reason}; give a GeoPackage, GeoJSON or Shapefile") from None
     problems: list[str] = []
     geometries, kept = _usable(shapely.from_wkb(data, on_invalid="ignore"), Path(file).name, problems)
     if class_column is None:
@@ -196,7 +197,8 @@ def shared_crs(features: Features, scene: Scene, problems: list[str]) -> CRS | N
     if x1 > right or x2 < left or y1 > top or y2 < bottom:
         raise ValueError(
             f"{lacking}: no coordinate reference system, and in that of the other file they do not meet: the scene "
-            f"covers x {left:g}..{right:g}, y {bottom:g}..{top:g}, the vectors x {x1:g}..{x2:g}, y {y1:g}..{y2:g}. "
+            f"covers x {left:.10g}..{right:.10g}, y {bottom:.10g}..{top:.10g}, the vectors x {x1:.10g}..{x2:.10g}, y "
+            f"{y1:.10g}..{y2:.10g}. "
             "Write the CRS into the file (gdal_edit -a_srs, ogr2ogr -a_srs, a .prj)"
         )
     other = features.crs or scene.crs

@@ -185,8 +185,8 @@ def _check_found(features: Features, scenes: list[Scene], seen: np.ndarray, rows
         x1, y1, x2, y2 = shapely.total_bounds(features.geometries)
         left, bottom, right, top = scenes[0].bounds()
         raise ValueError(
-            f"none of the {len(seen)} features of {features.file} lies in a window: they cover x {x1:g}..{x2:g}, y "
-            f"{y1:g}..{y2:g} ({features.crs or 'no CRS'}), {scenes[0].name} x {left:g}..{right:g}, y {bottom:g}.."
-            f"{top:g} ({scenes[0].crs or 'no CRS'}){', and windows lie in the area ' + str(area) if area else ''}. "
-            "Check that they belong together and state the right CRS"
+            f"none of the {len(seen)} features of {features.file} lies in a window: they cover x {x1:.10g}..{x2:.10g}, y "
+            f"{y1:.10g}..{y2:.10g} ({features.crs or 'no CRS'}), {scenes[0].name} x {left:.10g}..{right:.10g}, y "
+            f"{bottom:.10g}..{top:.10g} ({scenes[0].crs or 'no CRS'})"
+            f"{', and windows lie in the area ' + str(area) if area else ''}. Check that they belong together and state the right CRS"
         )
