@@ -33,8 +33,9 @@ def read_footprint(source: "DatasetReader", window: Sequence[int] | None = None)
     if transform.is_identity:
         return Footprint()
     column, row, width, height = window or (0, 0, source.width, source.height)
-    corners = [transform * (x, y) for x in (column, column + width) for y in (row, row + height)]
-    xs, ys = zip(*corners)
+    a, b, c, d, e, f = transform[:6]
+    corners = [(x, y) for x in (column, column + width) for y in (row, row + height)]
+    xs, ys = [a * x + b * y + c for x, y in corners], [d * x + e * y + f for x, y in corners]
     crs = source.crs
     return Footprint((min(xs), min(ys), max(xs), max(ys)), _name(crs.wkt) if crs else "")
 

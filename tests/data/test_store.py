@@ -185,3 +185,50 @@ def test_spec_as_json(masks_folder):
     for wrong in ({**values, "more": 1}, {k: v for k, v in values.items() if k != "mean"}, [], {**values, "std": [1]}):
         with pytest.raises(ValueError, match="DataSpec"):
             DataSpec.from_json(wrong)
+
+
+def test_footprints_of_chips(tmp_path, write):
+    from rasterio import Affine
+
+    from accel_geo.data import cache, formats
+    from accel_geo.data.decoder import Decoder
+    from accel_geo.data.pixels import describe_bands
+
+    custom = "+proj=laea +lat_0=11 +lon_0=33 +x_0=5 +units=m"
+    pixels = np.ones((1, 8, 12), np.uint8)
+    places = {
+        "a": {"crs": "EPSG:32645", "transform": Affine(2, 0, 100, 0, -2, 50)},
+        "b": {"crs": "EPSG:32645", "transform": Affine(0, 1, 10, 1, 0, 20)},  # turned
+        "c": {"crs": custom, "transform": Affine(3, 0, 0, 0, 3, 0)},  # south up
+        "d": {"crs": "EPSG:32645"},
+        "e": {"transform": Affine(2, 0, 1, 0, -2, 0)},
+    }
+    for name, profile in places.items():
+        write(tmp_path / f"{name}.tif", pixels, **profile)
+    rows = [{"file": f"{name}.tif", "values": [1]} for name in "abcde"]
+    rows += [{"file": "a.tif", "window": [3, 2, 4, 9], "values": [1]}]
+    rows = formats.Rows("any", "classification", tmp_path, formats.rows.table(rows), {1: "x"})
+    expected = {
+        ("a.tif", ()): ([100, 34, 124, 50], "EPSG:32645"),
+        ("a.tif", (3, 2, 4, 9)): ([106, 28, 114, 46], "EPSG:32645"),
+        ("b.tif", ()): ([10, 20, 18, 32], "EPSG:32645"),
+        ("c.tif", ()): ([0, 0, 36, 24], "WKT:"),
+        ("d.tif", ()): ([np.nan] * 4, ""),
+        ("e.tif", ()): ([1, -16, 25, 0], ""),
+    }
+    for mode in ("disk", "off"):
+        store, _ = cache.prepare_store(Decoder(rows, describe_bands(tmp_path / "a.tif", None)), mode)
+        bounds, systems = store.footprints()
+        for row, found, system in zip(rows.dataset, bounds, systems, strict=True):
+            wanted, name = expected[row["file"], tuple(row["window"])]
+            np.testing.assert_allclose(found, wanted)
+            assert system == name or (name == "WKT:" and system.startswith(name) and len(system) > 8)
+
+
+def test_ragged_lists():
+    from accel_geo.data.index import Ragged
+
+    lists = Ragged(np.array([5, 6, 7]), np.array([0, 2, 2, 3]))
+    assert len(lists) == 3 and [found.tolist() for found in map(lists.__getitem__, range(3))] == [[5, 6], [], [7]]
+    assert list(lists) == [[5, 6], [], [7]] and lists.rows.tolist() == [0, 0, 2] and lists.lengths.tolist() == [2, 0, 1]
+    assert np.shares_memory(lists[0], lists.flat)
