@@ -165,8 +165,8 @@ def unpack_pixels(label: Label, size: Size, index_of: Mapping[int, int]) -> np.n
         size: (H, W) of the chip.
         index_of: class index of each value on disk.
     """
-    table = np.array([index_of[value] for value in label.values], dtype=np.uint8)  # looking up bytes is fastest
-    return table[np.frombuffer(label.data, dtype=np.uint8)].reshape(size)
+    table = bytes(index_of[value] for value in label.values).ljust(256)  # the fastest way to look up bytes
+    return np.frombuffer(bytearray(label.data).translate(table), dtype=np.uint8).reshape(size)
 
 
 def label_name(row: dict) -> str:
