@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,8 +127,8 @@ def prepare_data(
     if valid_match is not None and valid_path is not None:
         raise ValueError("valid_match and valid_path both say what to validate on; give one of them")
     for name, number in (("batch_size", batch_size), ("limit", limit), ("scale", scale)):
-        if number is not None and number < 1:
-            raise ValueError(f"{name}={number} must be at least 1")
+        if number is not None and not (isinstance(number, Integral) and number >= 1):
+            raise ValueError(f"{name}={number!r} must be at least 1, a whole number")
     crop, resize = _size(chip_size, "chip_size"), _size(resize_to, "resize_to")
     if path is None:
         from accel_geo.data.scenes import builtin
@@ -235,6 +236,8 @@ def _folders(paths: Paths, first: Rows, format: str | None) -> list[Rows]:
     if paths is None:
         return []
     several = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not several:
+        raise ValueError("the list of folders in valid_path or test_path is empty; give at least one, or None")
     return [formats.read(path, first.task, format or first.format) for path in several]
 
 
@@ -272,10 +275,10 @@ def merge_all(moments: list) -> object:
 def _size(value: int | tuple[int, int] | None, name: str) -> tuple[int, int] | None:
     if value is None:
         return None
-    size = (value, value) if isinstance(value, int) else tuple(value)
-    if len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size):
+    size = tuple(value) if isinstance(value, list | tuple) else (value, value)
+    if len(size) != 2 or not all(isinstance(n, Integral) and n > 0 for n in size):
         raise ValueError(f"{name}={value!r} must be a positive whole number, or two of them (height, width)")
-    return size
+    return int(size[0]), int(size[1])
 
 
 def _spec(

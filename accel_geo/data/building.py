@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -102,7 +103,7 @@ def build(decoder: Decoder, keep: bool, planned: Plan) -> Iterator[Batches]:
     for batches in _shown(found, len(decoder)):
         failed += batches[0]["problem"].drop_null().to_pylist()
         yield batches
-    check_readable(failed, len(decoder))
+    check_readable(failed, len(decoder), decoder.rows.root)
 
 
 def _shown(found: Iterator[Batches], total: int) -> Iterator[Batches]:
@@ -122,7 +123,7 @@ def _shown(found: Iterator[Batches], total: int) -> Iterator[Batches]:
         bar.close()
 
 
-def check_readable(failed: list[str], chips: int) -> None:
+def check_readable(failed: list[str], chips: int, root: Path) -> None:
     """Refuse a data set of which more than 5 % cannot be read.
 
     Raises:
@@ -131,8 +132,8 @@ def check_readable(failed: list[str], chips: int) -> None:
     if len(failed) > _MOST_UNREADABLE * chips:
         listed = "\n".join(f"  {problem}" for problem in failed[:5])
         raise ValueError(
-            f"{len(failed)} of {chips} chips cannot be read, more than {_MOST_UNREADABLE:.0%}; the first:\n{listed}\n"
-            "Repair or remove these files, or check that the data set is of the format that it was taken for"
+            f"{len(failed)} of {chips} chips cannot be read, more than {_MOST_UNREADABLE:.0%}; the first in {root}:\n"
+            f"{listed}\nRepair or remove these files, or check that the data set is of the format that it was taken for"
         )
 
 

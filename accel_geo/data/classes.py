@@ -104,6 +104,8 @@ def choose(
         raise ValueError(f"classes={classes!r} keeps none; the classes are {_listed(known)}")
     known, kept = _chosen(known, rows.named, classes)
     kept = [value for value in kept if value not in ignored]
+    if not kept and known:
+        raise ValueError(f"no class of {rows.root} is left: classes and ignore_classes leave out all, {_listed(known)}")
     if not kept:
         where = " where the chips have data (see their nodata value)" if NO_DATA in present else ""
         raise ValueError(

@@ -146,7 +146,7 @@ def read(path: str | Path, task: str | None = None, format: str | None = None) -
     module = FORMATS[name]
     usual = module.default_task(place) if hasattr(module, "default_task") else module.TASKS[0]
     rows = module.read(place, task or usual)
-    if place != path and path.is_dir():
+    if place != path:
         rows.problems.insert(0, f"the data set was found in {place}")
     if not len(rows.dataset):
         raise ValueError(f"{place} ({name}) holds no chips. {found(place)}")

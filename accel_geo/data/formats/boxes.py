@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from accel_geo.data.formats import esri
-from accel_geo.data.formats.rows import Rows, some, table
+from accel_geo.data.formats.rows import Rows, not_allowed, some, table
 
 SPLITS = {
     "train": "train",
@@ -66,7 +66,7 @@ def listing(base: str | Path, suffixes: tuple[str, ...], deep: bool = True) -> l
     Hidden files and GDAL's sidecars (.aux.xml) are none of them.
     """
     base, found = str(base), []
-    for place, folders, names in os.walk(base):
+    for place, folders, names in os.walk(base, onerror=not_allowed):
         folders[:] = [name for name in folders if not name.startswith(".")] if deep else []
         below = os.path.relpath(place, base).replace(os.sep, "/")
         prefix = "" if below == "." else f"{below}/"

@@ -106,10 +106,16 @@ def is_raster(name: str) -> bool:
 def rasters(path: Path, deep: bool = True) -> list[Path]:
     """List the rasters in a folder, and below it where `deep`, in order of their paths."""
     found = []
-    for base, folders, names in os.walk(path):
+    for base, folders, names in os.walk(path, onerror=not_allowed):
         folders[:] = sorted(name for name in folders if not name.startswith(".")) if deep else []
         found += [Path(base, name) for name in names if is_raster(name)]
     return sorted(found)
+
+
+def not_allowed(error: OSError) -> None:
+    """Raise the error of a folder that may not be read, where `os.walk` would pass over it."""
+    if isinstance(error, PermissionError):
+        raise error
 
 
 def has_raster(path: Path) -> bool:

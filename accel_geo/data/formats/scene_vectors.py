@@ -188,5 +188,6 @@ def _check_found(features: Features, scenes: list[Scene], seen: np.ndarray, rows
             f"none of the {len(seen)} features of {features.file} lies in a window: they cover x {x1:.10g}..{x2:.10g}, y "
             f"{y1:.10g}..{y2:.10g} ({features.crs or 'no CRS'}), {scenes[0].name} x {left:.10g}..{right:.10g}, y "
             f"{bottom:.10g}..{top:.10g} ({scenes[0].crs or 'no CRS'})"
-            f"{', and windows lie in the area ' + str(area) if area else ''}. Check that they belong together and state the right CRS"
+            f"{', and windows lie in the area ' + str(area) if area else ''}. Check that they belong together and state the "
+            "right CRS"
         )
