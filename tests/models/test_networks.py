@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-ROWS = ("MaskRCNN", "UnetClassifier", "FeatureClassifier")
+from accel_geo.models import MODELS, model_class
+
+ROWS = tuple(MODELS)
+BACKBONE = [row for row in ROWS if row != "SuperResolution"]  # rows that are nothing without one
+
+
+def test_every_row_is_looked_at():
+    assert len(ROWS) >= 7
 
 
 def mean(losses):
@@ -27,18 +34,26 @@ def check_trains(model, images, targets):
     return losses
 
 
-def check_predictions(row, predictions, size, classes, dtype):
+def check_predictions(row, predictions, size, classes, dtype, scale=1):
+    task = model_class(row).task
     for prediction in predictions:
-        if row == "FeatureClassifier":
+        if task == "classification":
             assert prediction["scores"].shape == (classes,) and prediction["scores"].dtype == dtype
-        elif row == "UnetClassifier":
+        elif task == "semantic":
             assert prediction["mask"].shape == size and prediction["mask"].dtype == torch.int64
             assert prediction["mask"].min() >= 0 and prediction["mask"].max() <= classes
             assert prediction["scores"].shape == (classes + 1, *size)
+        elif task == "edges":
+            assert prediction["edges"].shape == size and prediction["edges"].dtype == dtype
+            assert prediction["edges"].min() >= 0 and prediction["edges"].max() <= 1
+        elif task == "super_resolution":
+            assert prediction["image_hr"].shape[-2:] == (scale * size[0], scale * size[1])
+            assert prediction["image_hr"].isfinite().all()
         else:
             n = len(prediction["boxes"])
             assert prediction["boxes"].shape == (n, 4) and prediction["boxes"].dtype == dtype
-            assert prediction["masks"].shape == (n, *size) and prediction["masks"].dtype == torch.bool
+            if task == "instances":
+                assert prediction["masks"].shape == (n, *size) and prediction["masks"].dtype == torch.bool
             assert prediction["labels"].shape == (n,) and prediction["labels"].dtype == torch.int64
             assert not n or 1 <= prediction["labels"].min() <= prediction["labels"].max() <= classes
             assert (prediction["scores"].diff() <= 0).all()
@@ -52,17 +67,17 @@ def test_trains_and_predicts(networks, row, bands, size, classes):
     images, targets = networks.batch(row, [size] * 2, bands=bands, classes=classes)
     check_trains(model, images, targets)
     with torch.no_grad():
-        check_predictions(row, model.eval()(images), size, classes, torch.float32)
+        check_predictions(row, model.eval()(images), size, classes, torch.float32, networks.scale)
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_mixed_sizes_in_float64(networks, row):
     model = networks.build(row).double()
     images, targets = networks.batch(row, [(64, 64), (97, 131), (96, 60)])
-    losses = check_trains(model, images, targets)
+    losses = check_trains(model, images.double(), targets)
     assert all(loss.total.dtype == torch.float64 for loss in losses.values())
     with torch.no_grad():
-        check_predictions(row, model.eval()(images.double()), (97, 131), 4, torch.float64)
+        check_predictions(row, model.eval()(images.double()), (97, 131), 4, torch.float64, networks.scale)
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -86,6 +101,7 @@ def test_halves_add_up(networks, row):
     pairs = [networks.sample(row, i, size, (97, 131)) for i, size in enumerate(sizes)]
     pairs[1] = networks.sample(row, 1, sizes[1], (97, 131), objects=0)
     pairs[4] = networks.sample(row, 4, sizes[4], (97, 131), ignore=True)
+    pairs = [(image.double(), target) for image, target in pairs]
     whole = model(*networks.batch_of(pairs))
     halves = [model(*networks.batch_of(part)) for part in (pairs[:4], pairs[4:])]
     for name, loss in whole.items():
@@ -141,7 +157,7 @@ def test_wrong_arguments_are_refused(networks, row):
     with pytest.raises(ValueError, match="'full' or 'small'"):
         networks.build(row, size="tiny")
     with pytest.raises(ValueError, match="does"):
-        networks.build(row, changes={"task": "edges"})
+        networks.build(row, changes={"task": "panoptic"})
 
 
 @pytest.mark.parametrize("row", ROWS)
