@@ -92,6 +92,8 @@ def read_all(path: object, task: str | None = None, format: str | None = None) -
         for one in path:
             found += read_all(one, task or (found[0][1].task if found else None), format)
         return found
+    if not isinstance(path, str | Path):
+        raise ValueError(f"{str(path)[:80]!r} ({type(path).__name__}) is no path, no list of them, and no data set")
     folders = _split_folders(Path(path).expanduser(), task, format)
     if not folders:
         return [("", read(path, task, format))]

@@ -187,9 +187,10 @@ class Classes:
 
     def value(self, entry: object) -> int | None:
         """Return the value of an entry, None where it has none; the hub writes -1 for "not known"."""
-        if entry is None or (self.kind.leaf == "class" and entry == -1):
+        text = str(entry).strip() if self.kind.leaf == "string" else ""
+        if entry is None or (entry == -1 if self.kind.leaf != "string" else not text):
             return None
-        value = self._texts.setdefault(str(entry), len(self._texts)) if self.kind.leaf == "string" else int(entry)
+        value = self._texts.setdefault(text, len(self._texts)) if text else int(entry)
         if self.kind.names and not 0 <= value < len(self.kind.names):
             raise ValueError(f"class {value} is none of {some(self.kind.names)}")
         self.seen.add(value)

@@ -19,7 +19,7 @@ from accel_geo.data.once import builds_here, finish, make_once, remove, temporar
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_VERSION = 1  # raise it whenever what is written changes
+_VERSION = 2  # raise it whenever what is written changes
 _BATCH = 2000  # rows held as Python objects
 _LONGEST = 200  # characters of a text that is kept as a further column
 
