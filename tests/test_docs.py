@@ -95,9 +95,9 @@ def test_command(command: str, place: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", RECIPES)
 def test_recipe_command(command: str, place: Path, tmp_path: Path) -> None:
-    data = {"unetclassifier": "semantic", "featureclassifier": "classification", "maskrcnn": "instances"}
     recipe = re.search(r"recipes/(\w+)\.py", command)[1]
-    arguments = [str(builtin(data[recipe], smoke=True)) if a == "my_export" else a for a in shlex.split(command)]
+    task = re.search(r'task="(\w+)"', (ROOT / f"recipes/{recipe}.py").read_text())[1]
+    arguments = [str(builtin(task, smoke=True)) if a == "my_export" else a for a in shlex.split(command)]
     arguments = [str(place / a) if a in ("scene.tif", "roofs.geojson") else a for a in arguments]
     resumed = "--resume" in arguments
     options = ["--epochs", "1", "--resize-to", "64", "--size", "small"] if resumed else ["--smoke"]
