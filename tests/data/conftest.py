@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -64,3 +65,31 @@ def coco_folder(tmp_path, write):
         return root
 
     return make
+
+
+@pytest.fixture(scope="session")
+def good_folders(tmp_path_factory):
+    """Good small folders by their names, and what was read of each by the options: made when first asked for."""
+    return tmp_path_factory.mktemp("good"), {}
+
+
+@pytest.fixture
+def good(good_folders, tmp_path, monkeypatch):
+    """A function that copies a good folder of `broken` for a case to break, and returns what is read of it before.
+
+    The folder is the working directory, so that options may name files in it.
+    """
+    import broken
+
+    def good(name: str, case: broken.Case) -> tuple[Path, dict]:
+        base, known = good_folders
+        source, key = base / name, f"{name} {case.options}"
+        if not source.exists():
+            broken.GOOD[name](source)
+        monkeypatch.chdir(source)
+        if not case.refused and key not in known:
+            known[key] = broken.samples(broken.read(source, **case.options))
+        monkeypatch.chdir(copy := Path(shutil.copytree(source, tmp_path / "set")))
+        return copy, known.get(key, {})
+
+    return good
