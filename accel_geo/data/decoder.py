@@ -1,6 +1,7 @@
 """The decoder: reads the chips of rows from their files, and says what they depend on."""
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 VERSION = 5  # raise it whenever what is stored of a chip changes: older stores are then left alone
 _NO_MATTER = ("group", "attributes")  # columns of rows that shape no pixel
+_SLICE = 65_536  # files looked at at a time, so that memory stays small
 
 
 class Chip(NamedTuple):
@@ -76,22 +78,36 @@ class Decoder:
         Args:
             verify: hash the content of the files instead of their sizes and times.
         """
-        table = self.rows.dataset.with_format("arrow")[:].drop_columns(
-            [name for name in _NO_MATTER if name in self.rows.dataset.column_names]
-        )
-        labels = pc.list_flatten(table["label_files"])
-        names = sorted({*pc.unique(table["file"]).to_pylist(), *pc.unique(labels).to_pylist()} - {""})
-        root = self.rows.root.resolve()
+        dataset, root = self.rows.dataset, self.rows.root.resolve()
+        table = dataset.with_format("arrow")[:]
+        table = table.drop_columns([name for name in _NO_MATTER if name in table.column_names])
         options = [VERSION, str(root), self.rows.task, self.bands, self.resize_to, len(self)]
-        options += [sorted(self.rows.things), sorted(self.rows.colours.items())]
+        options += [sorted(self.rows.things), sorted(self.rows.colours.items()), self.rows.scale]
         found = hashlib.blake2b(json.dumps(options).encode(), digest_size=12)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema.remove_metadata()) as stream:
+        with pa.ipc.new_stream(_Hashing(found), table.schema.remove_metadata()) as stream:
             stream.write_table(table.replace_schema_metadata(None).combine_chunks())
-        found.update(sink.getvalue())
-        for name, state in zip(names, _states([os.path.join(root, name) for name in names], verify)):
-            found.update(f"{name}\0{state}\n".encode(errors="surrogateescape"))
+        labels = pc.list_flatten(table["label_files"])
+        files = pc.unique(pa.chunked_array([*table["file"].chunks, *labels.chunks]))
+        for start in range(0, len(files), _SLICE):
+            names = [name for name in files.slice(start, _SLICE).to_pylist() if name]
+            states = _states([os.path.join(root, name) for name in names], verify)
+            text = "".join(f"{name}\0{state}\n" for name, state in zip(names, states))
+            found.update(text.encode(errors="surrogateescape"))
         return found.hexdigest()
+
+
+class _Hashing(io.RawIOBase):
+    """A file that keeps nothing but the hash of what is written to it."""
+
+    def __init__(self, found: "hashlib.blake2b") -> None:
+        self.found = found
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:
+        self.found.update(data)
+        return len(data)
 
 
 def _states(files: list[str], verify: bool) -> Iterable[str]:

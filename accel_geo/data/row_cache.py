@@ -63,7 +63,7 @@ def _code() -> list:
 
 
 def _inside(rows: "Rows", place: Path) -> bool:
-    names = [*rows.dataset["file"], *(name for labels in rows.dataset["label_files"] for name in labels)]
+    names = [*rows.dataset["file"][:], *(name for labels in rows.dataset["label_files"][:] for name in labels)]
     outside = any(name.startswith(("/", "..")) or os.path.isabs(name) for name in names)
     return rows.root == place and not outside and all(file.is_relative_to(place) for file in rows.sources)
 

@@ -208,7 +208,7 @@ def open_source(
 
 def chip_names(rows: Rows) -> list[str]:
     """Return the name of each chip: its file, and for a window of a scene its column and row behind an @."""
-    files, windows = rows.dataset["file"], rows.dataset["window"]
+    files, windows = rows.dataset["file"][:], rows.dataset["window"][:]
     return [chip_name(file, window) for file, window in zip(files, windows)]
 
 
