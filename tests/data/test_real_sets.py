@@ -155,3 +155,14 @@ def test_roads_of_a_scene(sets):
         found[row : row + 325, column : column + 325] = data.train[i]["edges"].numpy() == 1
     assert (found & lines).sum() / (found | lines).sum() > 0.9
     drawn(data)
+
+
+def test_outlines_stay_whole_when_chips_shrink(sets):
+    """A 1 px line that is resized by the nearest pixel falls into dashes."""
+    data = prepare_data(sets / "banepa_oam_osm", task="edges", resize_to=128, val_split=0, limit=6)
+    for i, name in enumerate(data.train.files):
+        with rasterio.open(
+            sets / "banepa_oam_osm" / "edge" / (name.rsplit("/", 1)[1].replace(".tif", ".png"))
+        ) as source:
+            lines = source.read(1).reshape(128, 4, 128, 4).max((1, 3)) > 0
+        assert np.array_equal(data.train[i]["edges"].numpy() == 1, lines)
