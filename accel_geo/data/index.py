@@ -122,7 +122,7 @@ def texts(index: pa.Table, name: str) -> tuple[np.ndarray, list[str]]:
 
 def _view(array: pa.Array) -> np.ndarray:
     # As `to_numpy` does it, which would import pandas.
-    numbers = np.frombuffer(array.buffers()[1], dtype=array.type.to_pandas_dtype())
+    numbers = np.frombuffer(array.buffers()[1] or b"", dtype=array.type.to_pandas_dtype())
     return numbers[array.offset : array.offset + len(array)]
 
 
@@ -132,6 +132,6 @@ def raw(column: pa.LargeBinaryArray) -> tuple[np.ndarray, np.ndarray]:
     Asking Arrow for an entry copies it; slicing this is a view.
     """
     _, offsets, data = column.buffers()
-    flat = np.frombuffer(data, dtype=np.uint8)
+    flat = np.frombuffer(data or b"", dtype=np.uint8)
     flat.flags.writeable = False  # Arrow calls a mapped buffer mutable; a write would end the process
     return flat, np.frombuffer(offsets, dtype=np.int64)
