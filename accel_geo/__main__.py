@@ -56,6 +56,12 @@ def run_inspect(given: argparse.Namespace) -> None:
     """Print what a data folder holds."""
     from accel_geo import prepare_data
 
+    for file in filter(None, (given.picture, given.html)):  # before all that takes long
+        if Path(file).is_dir() or not Path(file).parent.is_dir():
+            what = (
+                "is a folder" if Path(file).is_dir() else f"cannot be written: there is no folder {Path(file).parent}"
+            )
+            raise ValueError(f"{file} {what}; give the name of a file")
     data = prepare_data(task=given.task, **data_arguments(given))
     print(json.dumps(data.summary(), ensure_ascii=False) if given.json else data.describe())
     said = sys.stderr if given.json else sys.stdout

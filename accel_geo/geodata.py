@@ -166,7 +166,7 @@ class GeoData:
 
         Args:
             rows: rows of four chips.
-            path: also write the figure to this file.
+            path: also write the figure to this file; the suffix says how (.png, .jpg, .svg, .pdf), none means PNG.
             split: "train", "valid" or "test".
         """
         chips = self.splits[split]
@@ -174,7 +174,7 @@ class GeoData:
         files = chips.files[: len(samples)]
         figure = self.task.figure(self.spec, [sample["image"] for sample in samples], samples, None, files)
         if path is not None:
-            figure.savefig(path, bbox_inches="tight")
+            figure.savefig(path, bbox_inches="tight", format=Path(path).suffix.lstrip(".").lower() or "png")
         return figure
 
     def write_page(self, path: str | Path, rows: int = 3) -> Path:

@@ -158,7 +158,8 @@ def prepare_data(
         first, after = (sources[0], sources[-1]) if sources else (None, None)
         here = {"bands": bands, "resize_to": resize, "limit": left, "cache": cache, "verify": verify, "role": role}
         sources.append(open_source(rows, first=first, after=after, **here))
-    problems = [problem for source in sources for problem in source.problems()]
+    where = [f" (in {source.rows.root})" if len(sources) > 1 else "" for source in sources]
+    problems = [problem + place for source, place in zip(sources, where) for problem in source.problems()]
 
     united, translations = unite([source.rows for source in sources])
     present = {

@@ -114,7 +114,8 @@ def choose(
         )
     left_out = [f"{known[value]} ({value})" for value in known if value not in kept and value not in ignored]
     if left_out:
-        fate = "with their chips" if rows.task == "classification" else "as background"
+        single = rows.task == "classification" and not rows.multilabel
+        fate = "with their chips" if single else "as background" if rows.task != "classification" else "not their chips"
         problems.append(f"classes left out, {fate}: {', '.join(left_out)}")
     if len(kept) >= IGNORED and pixels:
         raise ValueError(

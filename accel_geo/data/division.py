@@ -151,6 +151,14 @@ def _bounds(sources: Sequence[Source], chosen: list[tuple[int, int]]) -> tuple[n
 def _tell_leaks(sources: Sequence[Source], result: list[list[list[int]]], problems: list[str]) -> None:
     # Chips that show the same ground in training and in another split.
     sides = [[(n, p) for n, positions in enumerate(side) for p in positions] for side in result]
+    if len(sources) > 1:  # else each chip is in one split
+        trained, *others = ({_name(sources, chip) for chip in side} for side in sides)
+        for name, held in zip(("validation", "test"), others):
+            if same := sorted(trained & held):
+                problems.append(
+                    f"{len(same)} {name} chip(s) are training chips too ({some(same, 2)}): figures will be too good; give "
+                    "other folders"
+                )
     everything = [chip for side in sides for chip in side]
     bounds, crs = _bounds(sources, everything)
     if np.isnan(bounds).all():

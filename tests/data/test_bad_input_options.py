@@ -75,6 +75,28 @@ OPTIONS = [
     ),
     refused("half a limit", itself, "limit=2.5 must be at least 1, a whole number", limit=2.5),
     refused("an empty folder", lambda r: (r / "empty").mkdir(), "empty", "It is empty", at=lambda r: r / "empty"),
+    refused(
+        "a folder twice",
+        itself,
+        "set is given twice",
+        "once",
+        at=lambda r: [r, r.parent / "set" / "." / "images" / ".."],
+    ),
+    refused(
+        "an address",
+        itself,
+        "s3://place/scene.tif is no folder on disk",
+        "vectors",
+        at=lambda r: "s3://place/scene.tif",
+    ),
+    refused("a number for a path", itself, "'5' (int) is no path", at=lambda r: 5),
+    told(
+        "the folder to validate on as well",
+        itself,
+        "21 validation chip(s) are training chips too",
+        lost=(),
+        valid_path=".",
+    ),
     refused("an empty list", itself, "list of data folders is empty", at=lambda r: []),
     refused("a list with a folder that is not there", itself, "gone does not exist", at=lambda r: [r, r / "gone"]),
     refused("no path but blanks", itself, "does not exist", at=lambda r: "  "),
@@ -158,11 +180,8 @@ OPTIONS = [
 
 @pytest.mark.parametrize("case", OPTIONS, ids=lambda case: case.name)
 def test_options(case, good):
-    if "valid_path" in case.options and not case.refused:
-        root, before = good("masks", case._replace(refused=True))  # the good folder has no folder to validate on
-        check(case, root, before)
-    else:
-        check(case, *good("masks", case))
+    options = {} if "valid_path" in case.options else case.options  # the good folder is the one to train on alone
+    check(case, *good("masks", case._replace(options=options)))
 
 
 def test_an_unknown_argument_is_an_error_of_the_program(good):
@@ -293,3 +312,32 @@ def test_no_permission_to_read_a_class(good, open_folder, place):
     with ordinary_user(), pytest.raises((ValueError, OSError), match="ermission") as error:
         read(root)
     assert str(root / place) in str(error.value)
+
+
+def test_several_data_sets_above(good):
+    root, _ = good("masks", told("", itself))
+    for name in ("a", "b"):
+        shutil.copytree(root / "images", root.parent / name / "images")
+        shutil.copytree(root / "masks", root.parent / name / "masks")
+        write(root.parent / name / "scene.tif", image(1))  # as if a, b and set were classes
+    with pytest.raises(ValueError, match="holds 3 data sets; give one of them") as error:
+        read(root.parent)
+    assert f"{root} (image_masks)" in str(error.value)
+
+
+def test_a_scene_without_its_labels(good):
+    root, _ = good("scene", refused("", itself))
+    with pytest.raises(ValueError, match=r"A scene there is chipped where labels.geojson is given as vectors"):
+        read(root)
+    with pytest.raises(ValueError, match="A raster is chipped where a file of labels is given as vectors"):
+        read(root / "scene.tif")
+    with pytest.raises(ValueError, match="Vectors label a scene: give that as the path and this file as vectors"):
+        read(root / "labels.geojson")
+
+
+def test_a_format_that_serves_other_tasks(good):
+    root, _ = good("tiles", refused("", itself))
+    with pytest.raises(
+        ValueError, match="serves the task instances. It is in the format Classified_Tiles .semantic, ed"
+    ):
+        read(root, task="instances")

@@ -1,10 +1,11 @@
 """Readers of on-disk formats, one module each with TASKS, LAYOUT, `recognise(path)` and `read(path, task)`."""
 
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
 from accel_geo.data.formats import (
-    boxes,
+    advice,
     classified_tiles,
     coco,
     csv_boxes,
@@ -24,8 +25,7 @@ from accel_geo.data.formats import (
     voc,
     yolo,
 )
-from accel_geo.data.formats.rows import Rows, folder, has_raster, read_json, some
-from accel_geo.data.pixels import RASTER_SUFFIXES
+from accel_geo.data.formats.rows import Rows
 from accel_geo.option_values import is_hub_name
 
 # In the order in which they are tried where no task is asked for.
@@ -88,12 +88,19 @@ def read_all(path: object, task: str | None = None, format: str | None = None) -
     if isinstance(path, list | tuple):
         if not path:
             raise ValueError("the list of data folders is empty; give at least one")
+        places = Counter(str(Path(one).resolve()) for one in path if isinstance(one, str | Path))
+        if twice := [place for place, number in places.items() if number > 1]:
+            raise ValueError(f"{twice[0]} is given twice; give each folder once")
         found: list[tuple[str, Rows]] = []
         for one in path:
             found += read_all(one, task or (found[0][1].task if found else None), format)
         return found
     if not isinstance(path, str | Path):
         raise ValueError(f"{str(path)[:80]!r} ({type(path).__name__}) is no path, no list of them, and no data set")
+    if str(path).startswith("/vsi") or "://" in str(path):
+        raise ValueError(
+            f"{path} is no folder on disk; a scene that GDAL opens needs the file of its labels as vectors"
+        )
     folders = _split_folders(Path(path).expanduser(), task, format)
     if not folders:
         return [("", read(path, task, format))]
@@ -142,16 +149,16 @@ def read(path: str | Path, task: str | None = None, format: str | None = None) -
     """
     path = Path(path).expanduser()
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist. {_nearby(path)}")
+        raise FileNotFoundError(f"{path} does not exist. {advice.nearby(path)}")
     names = _names(format, task)
-    place, name = _locate(path, names, forced=format is not None)
+    place, name = _locate(path, names, task, forced=format is not None)
     module = FORMATS[name]
     usual = module.default_task(place) if hasattr(module, "default_task") else module.TASKS[0]
     rows = module.read(place, task or usual)
     if place != path:
         rows.problems.insert(0, f"the data set was found in {place}")
     if not len(rows.dataset):
-        raise ValueError(f"{place} ({name}) holds no chips. {found(place)}")
+        raise ValueError(f"{place} ({name}) holds no chips. {advice.found(place)}")
     return rows
 
 
@@ -172,7 +179,7 @@ def _names(format: str | None, task: str | None) -> list[str]:
     return sorted(fitting, key=lambda name: FORMATS[name].TASKS.index(task) if task else 0)
 
 
-def _locate(path: Path, names: list[str], forced: bool) -> tuple[Path, str]:
+def _locate(path: Path, names: list[str], task: str | None, forced: bool) -> tuple[Path, str]:
     # The folder that a format recognises: the path, else one below it, else the one above.
     def recognised(place: Path) -> str | None:
         return next((name for name in names if FORMATS[name].recognise(place)), None)
@@ -195,54 +202,10 @@ def _locate(path: Path, names: list[str], forced: bool) -> tuple[Path, str]:
     for place in above:
         if name := recognised(place):
             return place, name
+    what = "is in no format that can be read" if task is None else f"is in no format that serves the task {task}"
+    if forced:
+        what = f"is not in the format {names[0]}"
+    known = [f"{n} ({', '.join(FORMATS[n].TASKS)})" for n in FORMATS if n not in names and FORMATS[n].recognise(path)]
+    other = f" It is in the format {known[0]}." if known else ""
     layouts = "\n".join(f"  {name}: {FORMATS[name].LAYOUT}" for name in names)
-    what = f"is not in the format {names[0]}" if forced else "is in no format that can be read"
-    raise ValueError(f"{path} {what}. {found(path)}\nFormats that would do:\n{layouts}")
-
-
-def found(path: Path) -> str:
-    """Return a sentence that lists what lies in a folder."""
-    if path.is_file():
-        return f"It is a file of {path.stat().st_size} bytes."
-    entries = sorted(path.iterdir())
-    if not entries:
-        return "It is empty."
-    folders = [f"{e.name}/ ({sum(1 for _ in e.iterdir())} entries)" for e in entries if e.is_dir()]
-    files = [e.name for e in entries if not e.is_dir()]
-    listed = folders[:12] + files[: max(12 - len(folders), 4)]
-    more = len(entries) - len(listed)
-    mode = esri.metadata(path).mode
-    said = f" Its metadata call it {mode}." if mode else ""
-    images = " Chips lie in the folder itself, without labels beside them." if has_raster(path) else ""
-    told = f"{said}{images}{_unpaired(path)}{_broken(path)}"
-    return f"Found there: {', '.join(listed)}{f' and {more} more' if more else ''}.{told}"
-
-
-def _broken(path: Path) -> str:
-    # A sentence on each JSON file that is none: what it is for cannot be told.
-    text = ""
-    for name in boxes.listing(path, (".json",), deep=False):
-        try:
-            read_json(path / name)
-        except ValueError as error:
-            text += f" {error}."
-    return text
-
-
-def _unpaired(path: Path) -> str:
-    # A sentence on folders of labels where no file is named like a chip.
-    images, text = folder(path, *image_masks.IMAGES), ""
-    chips = {boxes.stem(name): name for name in boxes.listing(images, RASTER_SUFFIXES)} if images else {}
-    for name in image_masks.MASKS if chips else ():
-        labels = boxes.listing(place, ("",)) if (place := folder(path, name)) else []
-        if labels and not chips.keys() & set(map(boxes.stem, labels)):
-            text += (
-                f" No file in {place.name}/ ({labels[0]}) is named like one in {images.name}/ ({min(chips.values())})."
-            )
-    return text
-
-
-def _nearby(path: Path) -> str:
-    parent = next((p for p in path.parents if p.exists()), Path("."))
-    names = sorted(entry.name for entry in parent.iterdir())
-    return f"Check the path; in {parent} there are: {some(names, 12) or 'no files'}"
+    raise ValueError(f"{path} {what}.{other} {advice.found(path)}\nFormats that would do:\n{layouts}")

@@ -35,6 +35,8 @@ def recognise(path: Path) -> bool:
     folders = _class_folders(base)
     if base == path and any(entry.name.casefold() in _NO_CLASSES for entry in folders):
         return False
+    if any((entry / inner).is_dir() for entry in folders for inner in ("images", "labels", "masks")):
+        return False  # folders of several data sets are no classes
     if image_pairs.recognise(path):  # low/ and high/ may be classes, but not where they hold the same chips
         return False
     return not has_raster(base) and any(has_raster(entry) for entry in folders)
