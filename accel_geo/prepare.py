@@ -15,7 +15,7 @@ from accel_geo.data.cache import MODES
 from accel_geo.data.chips import Chips, Part
 from accel_geo.data.classes import ClassChoice, Classes, choose, unite
 from accel_geo.data.division import Rule, divide, index_tables
-from accel_geo.data.formats.rows import Rows
+from accel_geo.data.formats.rows import Rows, some
 from accel_geo.data.source import Source, open_source
 from accel_geo.data.spec import DataSpec
 from accel_geo.data.statistics import merge, scaling
@@ -194,6 +194,7 @@ def prepare_data(
         ]
         transform = _transform(transforms, kind, spec, crop) if training else kind.transforms(spec, False, crop)
         made.append(Chips(spec, pieces, transform=transform, training=training, chip_size=crop if training else None))
+    _check_sizes(made, scale)
     counts = {
         name: _counts(sources, side, tables, len(chosen.names)) for name, side in zip(("train", "valid", "test"), parts)
     }
@@ -248,6 +249,15 @@ def _scale(rows: Rows, wanted: int | None) -> int:
     if wanted not in (None, rows.scale):
         raise ValueError(f"scale={wanted}, but the sharp rasters of {rows.root} are {rows.scale} times finer")
     return rows.scale
+
+
+def _check_sizes(splits: list[Chips], scale: int) -> None:
+    small = [file for chips in splits for file, size in zip(chips.files, chips.sizes) if 0 in size]
+    if small:
+        raise ValueError(
+            f"{len(small)} chip(s) are, or are cropped, smaller than the {scale} pixels of one coarse pixel: "
+            f"{some(small, 3)}. Leave them out, or choose a larger chip_size or a smaller scale"
+        )
 
 
 def _counts(sources: list[Source], side: list[list[int]], tables: list[dict], classes: int) -> dict[str, list[int]]:

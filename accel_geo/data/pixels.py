@@ -104,7 +104,7 @@ def describe_bands(file: str | Path, bands: Sequence[int | str] | None, names: S
     if len(names) == len(indexes):
         named = list(names)
     else:
-        plain = (ColorInterp.red, ColorInterp.green, ColorInterp.blue)
+        plain = (ColorInterp.red, ColorInterp.green, ColorInterp.blue, ColorInterp.palette)
         named = [described[i - 1] or (colours[i - 1].name if colours[i - 1] in plain else f"band_{i}") for i in indexes]
     by_name = {name.casefold(): i for name, i in zip(named, indexes)}
     chosen = indexes

@@ -15,6 +15,7 @@ from accel_geo.data.statistics import Moments, merge
 from accel_geo.data.store import Decoder, Store
 
 OBJECTS = ("detection", "instances", "panoptic")  # tasks that count objects
+_HUGE = 1e30  # no instrument measures such values
 _TRIED = 20  # chips to open in search of the first readable one
 
 
@@ -44,11 +45,7 @@ class Source:
         """Return what was odd in the files."""
         store, problems = self.store, [*self.rows.problems, *([self.note] if self.note else [])]
         problems += [f"cannot be read, counts nothing: {problem}" for problem in store.problems.values()]
-        if not self.bands.alpha and not self.bands.chosen:
-            problems.append("a band is tagged as alpha but holds many values: it is read like any other band")
-        if len(store.dtypes) > 1:
-            problems.append(f"chips of different pixel types ({', '.join(sorted(store.dtypes))}) are scaled alike")
-        problems += self._other_statistics()
+        problems += self._odd_pixels() + self._other_statistics()
         dropped = store.index["dropped"].to_numpy()
         if dropped.any():
             what = (
@@ -61,6 +58,25 @@ class Source:
             text = f"{np.count_nonzero(hidden)} chip(s) have pixels without data, {hidden.mean():.2%} of all pixels"
             blank = [self.names[i] for i in np.flatnonzero(hidden == 1)]
             problems.append(text + (f"; {len(blank)} hold nothing else: {some(blank, 3)}" if blank else ""))
+        return problems
+
+    def _odd_pixels(self) -> list[str]:
+        problems, store = [], self.store
+        if not self.bands.alpha and not self.bands.chosen:
+            problems.append("a band is tagged as alpha but holds many values: it is read like any other band")
+        if "palette" in self.bands.names:
+            problems.append(
+                "the pixels are indexes of a palette, not colours, and are read as numbers; write the chips as RGB "
+                "(gdal_translate -expand rgb)"
+            )
+        if len(store.dtypes) > 1:
+            problems.append(f"chips of different pixel types ({', '.join(sorted(store.dtypes))}) are scaled alike")
+        ends = np.where(store.moments.count > 0, np.maximum(-store.moments.low, store.moments.high), 0)
+        if (huge := np.flatnonzero((ends > _HUGE).any(1))).size:
+            problems.append(
+                f"{len(huge)} chip(s) hold values beyond {_HUGE:g}, likely no data that their files do not declare "
+                f"(gdal_edit -a_nodata): {some([self.names[i] for i in huge], 3)}"
+            )
         return problems
 
     def _other_statistics(self) -> list[str]:

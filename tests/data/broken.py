@@ -283,6 +283,11 @@ def pairs(root: Path) -> None:
         write(root / "images2" / f"{name}.tif", image(i).repeat(2, 1).repeat(2, 2))
 
 
+def single(root: Path) -> None:
+    _images(root)
+    _emd(root, "Export_Tiles")
+
+
 def panoptic(root: Path) -> None:
     _images(root)
     things = [{"Value": 3, "Name": "roof", "Color": [4, 5, 6]}]
@@ -334,6 +339,7 @@ GOOD = {
         several,
         folders,
         pairs,
+        single,
         panoptic,
         scene,
     )

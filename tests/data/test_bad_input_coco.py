@@ -43,6 +43,12 @@ def chip(root: Path, name: str = BAD) -> Path:
 NOTE = "instances.json: annotation 7"
 COCO = [
     refused(
+        "a category with an empty name",
+        edited(lambda v: v["categories"][0].update(name=" ")),
+        "instances.json",
+        "a name",
+    ),
+    refused(
         "JSON cut off",
         lambda r: cut(r / "instances.json", 0.9),
         "instances.json is no valid JSON",

@@ -142,6 +142,17 @@ PAIRS = [
     ),
     refused("another scale than that of the pairs", itself, "scale=4", "2 times finer", scale=4),
 ]
+SINGLE = [
+    refused(
+        "chips smaller than one coarse pixel",
+        lambda r: write(chip(r), image(7)[:, :1, :9]),
+        f"{BAD}.tif",
+        "a smaller scale",
+        scale=2,
+    ),
+    refused("crops smaller than one coarse pixel", itself, "21 chip(s)", "larger chip_size", chip_size=3),
+    refused("a scale larger than all chips", itself, "21 chip(s)", "a smaller scale", scale=13),
+]
 PANOPTIC = [
     told("a class raster cut off", lambda r: cut(r / "labels" / f"{BAD}.tif"), f"label labels/{BAD}.tif"),
     told("objects cut off", lambda r: cut(r / "labels2" / "roof" / f"{BAD}.tif"), f"label labels2/roof/{BAD}.tif"),
@@ -177,6 +188,7 @@ TABLES = {
     "several": SEVERAL,
     "folders": FOLDERS,
     "pairs": PAIRS,
+    "single": SINGLE,
     "panoptic": PANOPTIC,
 }
 

@@ -76,6 +76,22 @@ def other_crs(root: Path) -> None:
         write(chip(root, name), image(i), **place)
 
 
+def jpeg_masks(root: Path) -> None:
+    from PIL import Image
+
+    for i, name in enumerate(NAMES):
+        label(root, name).unlink()
+        Image.fromarray(mask(i)).save(label(root, name).with_suffix(".jpg"))
+
+
+def palettes(root: Path) -> None:
+    from PIL import Image
+
+    for name in NAMES:
+        chip(root, name).unlink()
+        Image.fromarray(image(0)[0]).convert("P").save(chip(root, name).with_suffix(".png"))
+
+
 def damaged_jpeg(root: Path) -> None:
     chip(root).unlink()
     cut(write(root / "images" / f"{BAD}.jpg", image(7)), 0.9)
@@ -91,6 +107,14 @@ RASTERS = [
     told("one band", lambda r: write(chip(r), image(7, 1)), UNREADABLE, "1 band(s), the first chip has 3"),
     told("complex pixels", lambda r: write(chip(r), image(7).astype(np.complex64)), UNREADABLE, "two bands"),
     told("a link to nowhere", a_link_to_nowhere, f"images/{BAD}.tif"),
+    told("pixels that are indexes of a palette", palettes, "indexes of a palette", "-expand rgb", lost=NAMES),
+    told(
+        "no data that is not declared",
+        lambda r: write(chip(r), np.full((3, SIZE, SIZE), -3.4e38, np.float32)),
+        "values beyond 1e+30",
+        f"images/{BAD}.tif",
+        lost=NAMES,
+    ),
     told("links in a circle", in_a_loop, lost=()),
     told("a folder named like a chip", a_folder_named_like_a_chip),
     told("blanks and other letters", renamed, at=lambda r: r.with_name("mein Ordner, Größe")),
@@ -134,6 +158,7 @@ RASTERS = [
 ]
 
 MASKS = [
+    told("labels as JPEG", jpeg_masks, "21 label(s) are JPEG", "write them as PNG or TIFF", lost=NAMES),
     told("a truncated label", lambda r: cut(label(r)), UNREADABLE, f"label masks/{BAD}.tif"),
     told("a label of no bytes", lambda r: cut(label(r), 0), UNREADABLE, f"label masks/{BAD}.tif"),
     told(

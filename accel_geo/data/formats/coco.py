@@ -149,7 +149,7 @@ def _classes(categories: list[dict], file: Path) -> dict[int, str]:
     for category in categories:
         value, name = category.get("id"), category.get("name")
         number = boxes.whole(str(value).strip())
-        if number is None or isinstance(value, bool) or name is None:
+        if number is None or isinstance(value, bool) or not str(name or "").strip():
             raise ValueError(f"{file}: category {str(category)[:120]} needs an id, a whole number, and a name")
         if classes.setdefault(number, str(name).strip()) != str(name).strip():
             raise ValueError(f"{file}: category id {number} stands for {classes[number]!r} and {name!r}; use two ids")

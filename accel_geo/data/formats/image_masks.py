@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from accel_geo.data.formats import boxes, colour_map, esri
-from accel_geo.data.formats.rows import Rows, folder, label_problems, table
+from accel_geo.data.formats.rows import Rows, folder, label_problems, some, table
 from accel_geo.data.pixels import RASTER_SUFFIXES
 
 TASKS = ("semantic", "edges")
@@ -85,6 +85,12 @@ def read_pair(path: Path, images: Path, masks: Path, task: str, name: str) -> Ro
         rows.append({"file": f"{images.name}/{chip}", "label_files": labels, **boxes.placed(chip)})
     result = Rows(name, task, path, table(rows), classes={}, named=False, closed=False)
     result.problems = label_problems(rows, lonely)
+    lossy = [file for file in pairs.values() if file.lower().endswith((".jpg", ".jpeg"))]
+    if lossy:
+        result.problems.append(
+            f"{len(lossy)} label(s) are JPEG, which changes values, so that there may be classes that nobody drew: "
+            f"{some(lossy, 3)}; write them as PNG or TIFF"
+        )
     found = colour_map.read((masks, path), [masks / file for file in islice(pairs.values(), 5)])
     if found is not None:
         result.colours = found.colours
