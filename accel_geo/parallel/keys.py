@@ -41,13 +41,13 @@ def folding(*first: int | str) -> Callable[..., int]:
 def folding_each(first: Sequence[int | str], last: Sequence[int | str] = ()) -> Callable[[Iterable[int]], list[int]]:
     """Return a function that gives `fold(*first, number, *last)` of each number: cheap enough for a million samples."""
     begun = hashlib.blake2b(_text(first) + b"\x1f" if first else b"", digest_size=8)
-    end = b"\x1f" + _text(last) if last else b""
+    text = b"i%d" + (b"\x1f" + _text(last) if last else b"").replace(b"%", b"%%")
 
     def finish(numbers: Iterable[int]) -> list[int]:
         result = []
         for number in numbers:
             state = begun.copy()
-            state.update(b"i%d%b" % (number, end))
+            state.update(text % number)
             result.append(int.from_bytes(state.digest(), "big") >> 1)
         return result
 

@@ -126,9 +126,10 @@ class EpochOrder:
 
     def __iter__(self) -> Iterator[list[Request]]:
         keys = folding_each((self.seed, self.fit, self.epoch), (0,))
+        alike = len(set(self.sizes)) == 1
         mine: dict[int, list[slice]] = {}  # of a batch of this size; there are two sizes
         for batch in self.batches(self.epoch, self.batch):
-            pad = self.padded_size(batch)
+            pad = None if alike else self.padded_size(batch)
             for share in mine.get(len(batch)) or mine.setdefault(len(batch), self._mine(len(batch))):
                 positions = batch[share]
                 yield [Request(i, key, pad) for i, key in zip(positions, keys([self.ids[i] for i in positions]))]

@@ -78,4 +78,5 @@ def test_a_scope_leaves_the_generator_of_an_accelerator_alone(monkeypatch):
 @given(st.lists(st.integers(-(10**12), 10**12), max_size=5))
 def test_many_keys_at_once_are_the_same_keys(numbers):
     assert folding_each((42, 0, "a"), (0,))(numbers) == [fold(42, 0, "a", n, 0) for n in numbers]
+    assert folding_each(("%",), ("50 %",))(numbers) == [fold("%", n, "50 %") for n in numbers]
     assert folding_each(())(numbers) == [fold(n) for n in numbers]
