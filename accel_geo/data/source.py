@@ -142,7 +142,7 @@ class Source:
 
     def moments(self, positions: Sequence[int]) -> Moments:
         """Return the band statistics over some chips."""
-        return merge(Moments(*(values[list(positions)] for values in self.store.moments)))
+        return merge(Moments(*(values[np.asarray(positions, dtype=np.int64)] for values in self.store.moments)))
 
     def counts(self, positions: Sequence[int], index_of: Mapping[int, int], classes: int) -> dict[str, np.ndarray]:
         """Count chips, and objects and pixels where the task has any, of each class index 0..K among some chips.
@@ -164,10 +164,13 @@ class Source:
         if task == "panoptic":
             counted &= np.isin(indexes, [index_of[value] for value in self.rows.things if value in index_of])
         size = classes + 1
-        pairs = np.unique(rows[held] * size + indexes[held])  # each class once a chip
-        result = {"chips": np.bincount(pairs % size, minlength=size)}
+        present = np.zeros((len(store), size), dtype=bool)  # each class once a chip
+        present[rows[held], indexes[held]] = True
+        result = {"chips": present.sum(0)}
         if task != "super_resolution":
-            result["chips"][0] = np.count_nonzero(used) - len(np.unique(rows[counted]))
+            filled = np.zeros(len(store), dtype=bool)
+            filled[rows[counted]] = True
+            result["chips"][0] = np.count_nonzero(used) - np.count_nonzero(filled)
         if task in OBJECTS:
             result["objects"] = np.bincount(indexes[counted], minlength=size)
         if task in (*PIXELS, "panoptic"):
@@ -175,6 +178,14 @@ class Source:
             result["pixels"] = np.zeros(size, dtype=np.int64)
             np.add.at(result["pixels"], indexes[known], store.counts.flat[here][known])
         return result
+
+    def labels(self, positions: Sequence[int], index_of: Mapping[int, int], classes: int) -> np.ndarray:
+        """Return which of the classes 1..K each chip has, bool [N, K]; none where it cannot be read."""
+        values, indexes = self.store.values, _indexes(self.store.values.flat, index_of)
+        held, known = np.zeros((len(self.store), classes + 1), dtype=bool), indexes != IGNORED
+        held[values.rows[known], indexes[known]] = True
+        held[list(self.store.problems)] = False
+        return held[list(positions), 1:]
 
 
 def _indexes(values: np.ndarray, index_of: Mapping[int, int]) -> np.ndarray:

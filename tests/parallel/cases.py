@@ -11,21 +11,18 @@ from types import SimpleNamespace
 
 import torch
 
-ROWS = {
-    "MaskRCNN": {
-        "backbone": "test_resnet",
-        "size": "small",
-        "rpn_batch_size_per_image": 16,
-        "rpn_pre_nms_top_n_train": 60,
-        "rpn_pre_nms_top_n_test": 60,
-        "rpn_post_nms_top_n_train": 40,
-        "rpn_post_nms_top_n_test": 20,
-        "box_batch_size_per_image": 16,
-        "box_detections_per_img": 10,
-    },
-    "UnetClassifier": {"backbone": "test_resnet", "size": "small"},
-    "FeatureClassifier": {"backbone": "test_resnet", "size": "small"},
+SMALL = {"backbone": "test_resnet", "size": "small"}
+REGIONS = {
+    "rpn_batch_size_per_image": 16,
+    "rpn_pre_nms_top_n_train": 60,
+    "rpn_pre_nms_top_n_test": 60,
+    "rpn_post_nms_top_n_train": 40,
+    "rpn_post_nms_top_n_test": 20,
+    "box_batch_size_per_image": 16,
+    "box_detections_per_img": 10,
 }
+# What makes a row small besides.
+ROWS = {"MaskRCNN": REGIONS, "FasterRCNN": REGIONS, "SuperResolution": {"backbone": None}}
 
 
 class Crash(BaseException):
@@ -37,7 +34,7 @@ def build(row: str, data: dict, start: str | None = None, model: dict | None = N
     from accel_geo import prepare_data
     from accel_geo.models import model_class
 
-    return model_class(row)(prepare_data(**data), **{**ROWS[row], "weights": start, **(model or {})})
+    return model_class(row)(prepare_data(**data), **{**SMALL, **ROWS.get(row, {}), "weights": start, **(model or {})})
 
 
 def fit(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import rasterio
+from scipy.ndimage import binary_erosion
 
 COLOURS = {1: (220, 90, 60), 3: (70, 120, 230)}  # class values on disk, with a gap
 
@@ -21,11 +22,11 @@ def write_chips(
     unreadable: tuple[int, ...] = (),
     seed: int = 0,
 ) -> Path:
-    """Write n chips in a format that serves the task: COCO, image_masks or a folder for each class.
+    """Write n chips in a format that serves the task: COCO, image_masks, a folder for each class, or images alone.
 
     Args:
         root: the folder to make.
-        task: instances, semantic or classification.
+        task: what the labels are read for.
         n: chips.
         size: side of a chip.
         sizes: (H, W) by turns, instead.
@@ -68,9 +69,11 @@ def write_chips(
         write_raster(folder / name, image, nodata=0 if nodata else None)
         if task == "semantic":
             write_raster(root / "masks" / name, mask[None])
+        if task == "edges":
+            write_raster(root / "edges" / name, ((mask > 0) & ~binary_erosion(mask > 0)).astype(np.uint8)[None])
         if i in unreadable:
             (folder / name).write_bytes(b"not an image")
-    if task == "instances":
+    if task in ("instances", "detection"):
         categories = [{"id": value, "name": f"kind_{value}"} for value in COLOURS]
         labels = {"images": images, "annotations": annotations, "categories": categories}
         (root / "instances.json").write_text(json.dumps(labels))

@@ -6,7 +6,12 @@ import pytest
 from parallel.chips import write_chips
 from parallel.world import Worlds
 
-TASKS = {"FeatureClassifier": "classification", "UnetClassifier": "semantic", "MaskRCNN": "instances"}
+from accel_geo.models import MODELS, model_class
+
+TASKS = {row: model_class(row).task for row in MODELS}
+CORE = ("FeatureClassifier", "UnetClassifier", "MaskRCNN")  # the other rows are looked at in slow tests
+ROWS = [row if row in CORE else pytest.param(row, marks=pytest.mark.slow) for row in TASKS]
+LEARNT = {"classification": 3, "instances": 6, "detection": 15}  # epochs until metrics are above zero, else 5
 EMPTY = (1, 3, 6, 9, 10, 11, 14, 19, 25)  # chips without objects
 VALID = "chip_02[2-8].tif"  # seven chips; 22 are left to train
 SIZES = ((48, 48), (40, 56), (33, 47), (48, 48))
@@ -33,7 +38,8 @@ class Chips:
             n = int(number or 29)
             empty = () if task == "classification" else EMPTY
             write_chips(folder, task, n, empty=tuple(i for i in empty if i < n), **more)
-        return {"path": str(folder), "task": task, "valid_match": valid, **options}
+        scale = {"scale": 2} if task == "super_resolution" else {}
+        return {"path": str(folder), "task": task, "valid_match": valid, **scale, **options}
 
 
 @pytest.fixture(scope="session")
@@ -59,12 +65,12 @@ def chips(tmp_path_factory) -> Chips:
 @pytest.fixture(scope="session")
 def started(worlds, chips, tmp_path_factory):
     """A function that gives weights of a short fit of a row, from which metrics are above zero."""
-    root, epochs = tmp_path_factory.mktemp("started"), {"FeatureClassifier": 3, "UnetClassifier": 5, "MaskRCNN": 6}
+    root = tmp_path_factory.mktemp("started")
 
     def start(row: str) -> str:
         folder = root / row
         if not folder.exists():
-            stage = {"epochs": epochs[row], "lr": 3e-3, "batch_size": 4, "dtype": "float32"}
+            stage = {"epochs": LEARNT.get(TASKS[row], 5), "lr": 3e-3, "batch_size": 4, "dtype": "float32"}
             worlds[1].run("fit", row=row, data=chips(row), stages=[stage], save=str(folder))
         return str(folder)
 

@@ -26,6 +26,7 @@ from accel_geo.data.formats import (
     yolo,
 )
 from accel_geo.data.formats.rows import Rows
+from accel_geo.data.row_cache import cached_rows
 from accel_geo.option_values import is_hub_name
 
 # In the order in which they are tried where no task is asked for.
@@ -154,7 +155,7 @@ def read(path: str | Path, task: str | None = None, format: str | None = None) -
     place, name = _locate(path, names, task, forced=format is not None)
     module = FORMATS[name]
     usual = module.default_task(place) if hasattr(module, "default_task") else module.TASKS[0]
-    rows = module.read(place, task or usual)
+    rows = cached_rows(place, task or usual, name, module.read)
     if place != path:
         rows.problems.insert(0, f"the data set was found in {place}")
     if not len(rows.dataset):
