@@ -63,11 +63,11 @@ def build(spec):
     return make
 
 
-def chip(number, size, bands=3, scale=2, ignore=False, holes=0.1):
-    """A sample as the data give it: smooth, sharp edges in places, a part without data."""
+def chip(number, size, bands=3, scale=2, ignore=False, holes=0.1, blobs=5):
+    """A sample as the data give it: smooth blobs, sharp edges in places, a part without data."""
     draw = torch.Generator().manual_seed(number)
     height, width = (scale * side for side in size)
-    sharp = F.interpolate(torch.rand(1, bands, 5, 5, generator=draw), (height, width), mode="bilinear")[0]
+    sharp = F.interpolate(torch.rand(1, bands, blobs, blobs, generator=draw), (height, width), mode="bilinear")[0]
     sharp[:, height // 3 : height // 2, : width // 2] = torch.rand(bands, 1, 1, generator=draw)
     hidden = torch.rand(height, width, generator=draw) < (1.1 if ignore else holes)
     sharp = sharp.masked_fill(hidden, 0)
@@ -528,9 +528,8 @@ def test_overfits_four_chips(build, name):
 
 @pytest.mark.slow
 def test_diffusion_overfits_one_chip(build):
-    images, targets = batch([(16, 16)], scale=4, holes=0.0)
-    options = {"inner_channel": 32, "channel_mults": [1, 2, 2], "n_timestep_inference": 25}
-    model = build("sr3", scale=4, **options)
+    images, targets = batch([(16, 16)], scale=4, holes=0.0, blobs=32)  # finer than the coarse image can show
+    model = build("sr3", scale=4, inner_channel=32, n_timestep_inference=25)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=300)
     values = []
@@ -543,4 +542,4 @@ def test_diffusion_overfits_one_chip(build):
         schedule.step()
         values.append(loss.item())
     metrics = psnr_of(model, images, targets)
-    assert sum(values[-20:]) < 0.4 * sum(values[:20]) and metrics["psnr_gain"] > 0, metrics
+    assert sum(values[-20:]) < 0.4 * sum(values[:20]) and metrics["psnr_gain"] > 1, metrics
