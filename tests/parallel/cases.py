@@ -22,7 +22,9 @@ REGIONS = {
     "box_detections_per_img": 10,
 }
 # What makes a row small besides.
+ANCHORS = [[12, 12], [12, 18], [18, 12], [20, 20]]  # else fitted to the boxes of each data set
 ROWS = {"MaskRCNN": REGIONS, "FasterRCNN": REGIONS, "SuperResolution": {"backbone": None}}
+ROWS |= {"SingleShotDetector": {"anchors": ANCHORS}}
 
 
 class Crash(BaseException):
