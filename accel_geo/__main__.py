@@ -49,7 +49,11 @@ def main(arguments: list[str] | None = None) -> None:
         command.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # of torch.distributed.launch
     given = parser.parse_args(arguments)
     with end_with_message():
-        given.run(given)
+        try:
+            given.run(given)
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| head` has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_inspect(given: argparse.Namespace) -> None:
