@@ -84,10 +84,12 @@ class GeoData:
         spec, sizes = self.spec, Counter(size for chips in self.splits.values() for size in chips.sizes)
         shapes = ", ".join(f"{w} x {h}" + (f" ({n})" if len(sizes) > 1 else "") for (h, w), n in sizes.most_common(4))
         test = f", {len(self.test)} to test" if len(self.test) else ""
+        times = f" ({sum(self.train.times)} samples an epoch)" if self.train.times else ""
         finer = f"; the sharp image is {spec.scale} times finer" if spec.scale > 1 else ""
         lines = [
             f"{self.path}: {self.format}, {spec.task}",
-            f"chips: {len(self.train)} to train, {len(self.valid)} to validate{test}; {shapes} pixels, {spec.dtype}{finer}",
+            f"chips: {len(self.train)} to train{times}, {len(self.valid)} to validate{test}; {shapes} pixels, "
+            f"{spec.dtype}{finer}",
             *(self._class_lines() if spec.classes else []),
         ]
         lines.append(f"{'band':<24}{'0 is':>14}{'1 is':>14}{'mean':>10}{'std':>10}   (mean and std after scaling)")

@@ -16,6 +16,7 @@ from accel_geo.data.chips import Chips, Part
 from accel_geo.data.classes import ClassChoice, Classes, choose, unite
 from accel_geo.data.division import Rule, divide, index_tables
 from accel_geo.data.formats.rows import Rows, some
+from accel_geo.data.oversampling import occurrences
 from accel_geo.data.source import Source, open_source
 from accel_geo.data.spec import DataSpec
 from accel_geo.data.statistics import merge, scaling
@@ -45,6 +46,8 @@ def prepare_data(
     stratify: bool | None = None,
     batch_size: int = 8,
     transforms: bool | Callable = True,
+    mixup: float = 0.0,
+    oversample: bool = False,
     classes: ClassChoice = None,
     class_mapping: Mapping | None = None,
     ignore_classes: Sequence[str | int] = (),
@@ -88,6 +91,10 @@ def prepare_data(
         transforms: True: the task's preset; False: only the crop; or what is applied to training samples after the
             crop: a function `(sample, key) -> sample`, or a transform of torchvision.transforms.v2. Draws from global
             generators are keyed.
+        mixup: alpha of the Beta distribution by which each training chip is blended with another one (Zhang et al. 2018,
+            classification): 0.4 is usual, 0 blends none.
+        oversample: training chips of rare classes occur several times an epoch, until every class does about as often as
+            the largest (classification).
         classes: names or values of the classes to keep, or names by value; None keeps all.
         class_mapping: {old: new} merges or renames classes; old is a name or a value.
         ignore_classes: names or values whose pixels count nowhere; objects and labels of them are left out.
@@ -129,6 +136,10 @@ def prepare_data(
     for name, number in (("batch_size", batch_size), ("limit", limit), ("scale", scale)):
         if number is not None and not (isinstance(number, Integral) and number >= 1):
             raise ValueError(f"{name}={number!r} must be at least 1, a whole number")
+    if not 0 <= mixup < float("inf"):
+        raise ValueError(
+            f"mixup={mixup} must be at least 0: alpha of a Beta distribution, 0.4 is usual, 0 mixes nothing"
+        )
     crop, resize = _size(chip_size, "chip_size"), _size(resize_to, "resize_to")
     if path is None:
         from accel_geo.data.scenes import builtin
@@ -162,6 +173,9 @@ def prepare_data(
     problems = [problem + place for source, place in zip(sources, where) for problem in source.problems()]
 
     united, translations = unite([source.rows for source in sources])
+    if (mixup or oversample) and united.task != "classification":
+        name = "mixup" if mixup else "oversample"
+        raise ValueError(f"{name} goes by the class of a whole chip: it is for classification, not for {united.task}")
     present = {
         table.get(value, value)
         for source, table in zip(sources, translations)
@@ -193,7 +207,11 @@ def prepare_data(
             if positions
         ]
         transform = _transform(transforms, kind, spec, crop) if training else kind.transforms(spec, False, crop)
-        made.append(Chips(spec, pieces, transform=transform, training=training, chip_size=crop if training else None))
+        more = {"training": True, "chip_size": crop, "mixup": float(mixup)} if training else {}
+        if training and oversample:
+            labels = [source.labels(*at, len(chosen.names)) for source, *at in zip(sources, side, tables)]
+            more["times"] = occurrences(np.concatenate(labels), seed)
+        made.append(Chips(spec, pieces, transform=transform, **more))
     _check_sizes(made, scale)
     counts = {
         name: _counts(sources, side, tables, len(chosen.names)) for name, side in zip(("train", "valid", "test"), parts)

@@ -11,7 +11,8 @@
 The result does not depend on how many processes carry it out: --batch-size is that of all together.
 
 What to look at first, once it runs on your data: the report's pictures; then --epochs, --backbone and --weights default
-(pretrained on ImageNet), --chip-size (random crops of large chips), and --lr auto (a range test).
+(pretrained on ImageNet), --chip-size (random crops of large chips), and --lr auto (a range test). Few chips, or classes
+of very different size: --mixup 0.4, and one of --class-balancing and --oversample.
 """
 
 from functools import partial
@@ -30,7 +31,11 @@ parser = Parser(
     # The built-in scenes are small: light networks learn them on a laptop within minutes.
     builtin={"epochs": 10, "backbone": "resnet18"},
 )
-parser.add_argument("--label-smoothing", type=float, default=0.0, metavar="X", help="of the targets (default: 0)")
+add = parser.add_argument
+add("--label-smoothing", type=float, default=0.0, metavar="X", help="of the targets (default: 0)")
+add("--class-balancing", action="store_true", help="weigh classes by their training chips (default: off)")
+add("--mixup", type=float, default=0.0, metavar="X", help="blend chips by Beta(X, X), 0.4 is usual (default: 0, off)")
+add("--oversample", action="store_true", help="repeat chips of rare classes in each epoch (default: off)")
 
 
 def main(options: Options) -> None:
@@ -40,13 +45,14 @@ def main(options: Options) -> None:
     from accel_geo import FeatureClassifier, prepare_data
 
     # Data: recognised and read by its own format, decoded once, split by --val-split or --valid-match;
-    # crops, flips, quarter turns and colour changes in training.
-    data = prepare_data(**options.for_data())
+    # crops, flips, quarter turns and colour changes in training, and what --mixup and --oversample ask for.
+    data = prepare_data(**options.for_data(), mixup=options.mixup, oversample=options.oversample)
 
     # Model: a backbone from torchvision or timm, average pooling, a linear head.
     model = FeatureClassifier(
         data,
         label_smoothing=options.label_smoothing,
+        class_balancing=options.class_balancing,
         **options.for_model(),
     )
     if options.freeze:

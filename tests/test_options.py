@@ -14,7 +14,7 @@ RECIPES = {
     "bdcnedgedetector": "balance_over",
     "deeplab": "plus no_aux_loss output_stride class_balancing focal_loss gamma dice_loss_fraction dice_loss_average",
     "fasterrcnn": "soft_nms",
-    "featureclassifier": "label_smoothing",
+    "featureclassifier": "label_smoothing class_balancing mixup oversample",
     "hededgedetector": "balance_over",
     "maskrcnn": None,
     "pspnetclassifier": "plain pyramid_sizes unet_aux_loss class_balancing focal_loss gamma dice_loss_fraction dice_loss_average",

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
 from accel_geo.data.labels import KINDS, super_resolution
+from accel_geo.data.mixup import mix, partner
 from accel_geo.data.spec import IGNORED, DataSpec
 from accel_geo.data.store import Chip, Store
 from accel_geo.data.transforms import Transform
@@ -45,6 +46,8 @@ class Chips(Dataset):
         sizes: (H, W) of each sample before padding, known without loading.
         parts: the chips of each store.
         training: random transforms are applied.
+        times: how often each chip occurs in an epoch; None: once.
+        mixup: alpha of the Beta distribution that training samples are mixed by; 0 mixes none.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class Chips(Dataset):
         transform: Transform | None = None,
         training: bool = False,
         chip_size: tuple[int, int] | None = None,
+        times: Sequence[int] | None = None,
+        mixup: float = 0.0,
     ) -> None:
         """Choose chips of stores.
 
@@ -64,8 +69,10 @@ class Chips(Dataset):
             transform: applied to each sample; with a random crop it must give `chip_size`.
             training: random transforms are applied.
             chip_size: (H, W) that the transform crops larger chips to.
+            times: how often each chip occurs in an epoch.
+            mixup: see `mixup`; samples without a key are not mixed.
         """
-        self.spec, self.training = spec, training
+        self.spec, self.training, self.times, self.mixup = spec, training, times, mixup
         self.ids = [part.first_id + position for part in parts for position in part.positions]
         self.files = [part.names[position] for part in parts for position in part.positions]
         self.parts, self._transform = list(parts), transform
@@ -78,6 +85,7 @@ class Chips(Dataset):
             full = super_resolution.sample_sizes(full, shapes, spec)
         crop = chip_size or (2**31, 2**31)
         self.sizes = [(min(h, crop[0]), min(w, crop[1])) for h, w in full]
+        self._occurrences = range(1, len(self.ids) + 1) if times is None else list(accumulate(times))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -89,6 +97,14 @@ class Chips(Dataset):
             request: which sample, the key of its random draws, and the size to pad to; or just an index.
         """
         index, key, size = request if isinstance(request, tuple) else Request(int(request))
+        sample = self._sample(index, key)
+        if self.mixup and key:
+            other, its_key, share = partner(key, self.mixup, index, self._occurrences)
+            sample = mix(sample, self._sample(other, its_key), share, self.spec)
+        return padded(sample, size)
+
+    def _sample(self, index: int, key: int) -> dict:
+        # One sample by itself, without padding.
         number = bisect_right(self._ends, index)
         part = self.parts[number]
         chip = part.store.chip(part.positions[index - (self._ends[number - 1] if number else 0)])
@@ -115,7 +131,7 @@ class Chips(Dataset):
         sample |= {"image_id": self.ids[index], "key": key, "size": (height, width), "ignore": chip.pixels is None}
         if chip.pixels is None:
             sample["problem"] = chip.problem
-        return padded(sample, size)
+        return sample
 
 
 def empty_labels(spec: DataSpec, size: tuple[int, int]) -> dict:

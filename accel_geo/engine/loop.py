@@ -96,7 +96,7 @@ def step(run: Run, batch: int, parts: list[Batch], stop: bool) -> StepResult:
             run.wrapped, run.module, parts, shares, run.optimizer, run.accelerator, clip=run.options["clip"], stop=stop
         )
     except NonFiniteLoss as error:
-        names = [run.data.file(i) for i in error.chips]
+        names = [run.data.file(i) for i in dict.fromkeys(error.chips)]
         raise ValueError(
             f"step {number}: loss {', '.join(f'{k} is {v}' for k, v in error.terms.items())}. Chips: {', '.join(names[:8])}"
             f"{' ...' if len(names) > 8 else ''}. Lower --lr, set --clip 1, or use --precision no or bf16; "
@@ -332,7 +332,10 @@ def _check_options(options: dict, data: object) -> None:
             f"--monitor {options['monitor']!r} is no metric of {data.task.name}; choose {', '.join(names)}"
         )
     order.check_cut(
-        len(data.train), options["batch_size"], options["accumulate"], int(os.environ.get("WORLD_SIZE", "1"))
+        order.epoch_length(data.train),
+        options["batch_size"],
+        options["accumulate"],
+        int(os.environ.get("WORLD_SIZE", "1")),
     )
 
 
@@ -352,7 +355,7 @@ def lr_find(
 ) -> tuple[float, list[tuple[float, float]]]:
     """Return a learning rate and the curve of a range test; collective. Options as for `fit`."""
     batch_size = batch_size or data.batch_size
-    order.check_cut(len(data.train), batch_size, accumulate, int(os.environ.get("WORLD_SIZE", "1")))
+    order.check_cut(order.epoch_length(data.train), batch_size, accumulate, int(os.environ.get("WORLD_SIZE", "1")))
     accelerator = launch.start(cpu=cpu, threads=threads, timeout=timeout, precision=precision)
     model.to(device=accelerator.device, dtype=DTYPES[dtype])
     convert(model)

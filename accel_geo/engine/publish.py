@@ -40,7 +40,10 @@ def publish_run(run: object) -> None:
     pictures = []
     if run.evaluation is not None:
         pictures += data.task.charts(data.spec, run.evaluation.records)
-    pictures = result_pictures(model, data, PICTURES) + pictures
+        places = {image_id: index for index, image_id in enumerate(data.valid.ids)}
+        hardest = [places[image_id] for image_id in data.task.hardest(data.spec, run.evaluation.records, PICTURES)]
+        pictures += [(f"predicted worst: {name}", png) for name, png in result_pictures(model, data, hardest)]
+    pictures = result_pictures(model, data, interesting(data.valid, PICTURES)) + pictures
     steps = [r for r in run.folder.history if "loss" in r]
     seconds = sum(r["machine"]["seconds"] for r in run.folder.history)
     monitor, p = run.options["monitor"], run.progress
@@ -85,10 +88,10 @@ def table_text(data: object, metrics: dict) -> str:
     )
 
 
-def result_pictures(model: torch.nn.Module, data: object, count: int) -> list[tuple[str, bytes]]:
-    """Return pictures of validation chips, truth beside prediction, as (caption, PNG); chips with objects come first."""
+def result_pictures(model: torch.nn.Module, data: object, indexes: list[int]) -> list[tuple[str, bytes]]:
+    """Return pictures of validation chips by their position, truth beside prediction, as (caption, PNG)."""
     pictures = []
-    for index in interesting(data.valid, count):
+    for index in indexes:
         sample = data.valid[Request(index)]
         image = sample.pop("image")
         name = data.file(sample["image_id"])

@@ -106,7 +106,7 @@ class Run:
     evaluation: Evaluation | None = None
 
     @functools.cached_property
-    def chips(self) -> dict[str, list]:
+    def chips(self) -> dict[str, object]:
         """Which chips the run is made of; see `describe_data`."""
         return describe_data(self.data)
 
@@ -127,7 +127,7 @@ class Run:
 
     def every(self, name: str) -> int:
         """Return the steps between evaluations (eval_every) or saves (save_every): an epoch where not given."""
-        return self.options[name] or order.batch_count(len(self.data.train), self.options["batch_size"])
+        return self.options[name] or order.batch_count(len(self.order.ids), self.options["batch_size"])
 
 
 def open_run(
@@ -165,7 +165,7 @@ def open_run(
     elif resume:
         folder.say("nothing to resume: starting afresh")
         folder.cut_history(-1)
-    order.check_cut(len(data.train), options["batch_size"], options["accumulate"], world_size())
+    order.check_cut(order.epoch_length(data.train), options["batch_size"], options["accumulate"], world_size())
     total = _horizon(data, options)
     if continued and total != progress.total:
         if total > progress.total:
@@ -204,6 +204,7 @@ def open_run(
         fit=progress.fit,
         rank=accelerator.process_index,
         processes=world_size(),
+        times=getattr(data.train, "times", None),
     )
     loader = Loader(data.train, epoch_order, device, dtype, data.num_workers)
     run = Run(
@@ -238,7 +239,7 @@ def _find_lr(
 
 
 def _horizon(data: object, options: dict) -> int:
-    steps = order.batch_count(len(data.train), options["batch_size"]) * options["epochs"]
+    steps = order.batch_count(order.epoch_length(data.train), options["batch_size"]) * options["epochs"]
     return min(steps, options["max_steps"] or steps)
 
 
@@ -267,9 +268,12 @@ def _check_same_run(found: ckpt.Checkpoint, model: nn.Module, data: object) -> N
         names = sorted(theirs[part].keys() | ours[part].keys())
         pairs += [(name, theirs[part].get(name), ours[part].get(name)) for name in names]
     changed = [f"{name} was {old}, now {new}" for name, old, new in pairs if old != new]
-    for split, chips in describe_data(data).items():
-        if chips != (before := found.training["data"][split]):
-            changed.append(f"the {split} split was {before[0]} chips, now {chips[0]} that are not all the same")
+    stored = {"mixup": 0.0, "samples an epoch": None, **found.training["data"]}
+    for part, now in describe_data(data).items():
+        if now != (before := stored[part]) and isinstance(now, list):
+            changed.append(f"the {part} split was {before[0]} chips, now {now[0]} that are not all the same")
+        elif now != before:
+            changed.append(f"{part} was {before}, now {now}")
     if changed:
         raise ValueError(
             f"the run has another network or other data, which cannot change on --resume: {', '.join(changed)}; "
@@ -277,13 +281,18 @@ def _check_same_run(found: ckpt.Checkpoint, model: nn.Module, data: object) -> N
         )
 
 
-def describe_data(data: object) -> dict[str, list]:
-    """Return the number of chips of each split and a hash of which they are, in which order and size."""
+def describe_data(data: object) -> dict[str, object]:
+    """Return the number of chips of each split and a hash of which they are, in which order and size.
+
+    And how training chips are mixed, and how many samples they make where some occur several times.
+    """
     splits = {"training": data.train, "validation": data.valid}
-    return {
+    described: dict[str, object] = {
         name: [len(chips), f"{keys.fold(json.dumps([chips.ids, chips.files, chips.sizes])):x}"]
         for name, chips in splits.items()
     }
+    times = getattr(data.train, "times", None)
+    return described | {"mixup": getattr(data.train, "mixup", 0.0), "samples an epoch": times and sum(times)}
 
 
 def _wrap(model: nn.Module, accelerator: object, options: dict) -> tuple[nn.Module, nn.Module]:

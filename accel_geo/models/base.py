@@ -157,17 +157,12 @@ class GeoModel(nn.Module, metaclass=_Seeded):
             For each a dict of tensors on the CPU, keys by task: `scores` [K] (classification), `mask` [H, W] and
             `scores` (semantic), `boxes`, `labels` 1..K, `scores`, `masks` (instances).
         """
-        from accel_geo.data.images import read_image
-
         if isinstance(source, list | tuple):
             return [self.predict(item) for item in source]
-        image = source if isinstance(source, Tensor) else read_image(source, self.spec)
-        if image.dim() != 3 or image.shape[0] != len(self.spec.bands):
-            raise ValueError(f"an image must be [{len(self.spec.bands)}, H, W], not {list(image.shape)}")
-        training, parameter = self.training, next(self.parameters())
+        image, training = self._image(source), self.training
         self.eval()
         try:
-            prediction = self(image[None].to(parameter.device, parameter.dtype))[0]
+            prediction = self(image[None])[0]
         finally:
             self.train(training)
         return {k: v.cpu() if isinstance(v, Tensor) else v for k, v in prediction.items()}
@@ -275,6 +270,16 @@ class GeoModel(nn.Module, metaclass=_Seeded):
             "spec": self.spec.to_json(),
             "versions": versions(),
         }
+
+    def _image(self, source: "str | os.PathLike | Tensor") -> Tensor:
+        # A raster or an image as `predict` takes it, [C, H, W] where and in the type that the network is.
+        from accel_geo.data.images import read_image
+
+        image = source if isinstance(source, Tensor) else read_image(source, self.spec)
+        if image.dim() != 3 or image.shape[0] != len(self.spec.bands):
+            raise ValueError(f"an image must be [{len(self.spec.bands)}, H, W], not {list(image.shape)}")
+        parameter = next(self.parameters())
+        return image.to(parameter.device, parameter.dtype)
 
     def _data(self, verb: str) -> "GeoData":
         if self.data is None:

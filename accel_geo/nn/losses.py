@@ -52,34 +52,53 @@ def pixel_focal(logits: Tensor, mask: Tensor, gamma: float, class_weights: Tenso
     return Loss(pixels.sum(), pixel_count(mask, class_weights))
 
 
-def label_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Loss:
+def label_cross_entropy(
+    logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, class_weights: Tensor | None = None
+) -> Loss:
     """Cross entropy over the samples that are not ignored.
 
     Args:
         logits: [B, K].
-        labels: int64 [B] with values 0..K-1, -1 ignored.
+        labels: int64 [B] with values 0..K-1, -1 ignored; or weights of the classes, [B, K], all 0 ignored.
         label_smoothing: share of the target that is spread evenly over the classes.
+        class_weights: [K]; a sample weighs as its true class does, a mixed one as its classes do in their shares.
 
     Returns:
-        The sum over samples and their number.
+        The sum over samples, and their number or the sum of their weights.
     """
-    total = F.cross_entropy(logits, labels, ignore_index=-1, reduction="sum", label_smoothing=label_smoothing)
-    return Loss(total, (labels != -1).sum())
+    count, options = label_count(labels, class_weights), {"reduction": "sum", "label_smoothing": label_smoothing}
+    if labels.dim() == 1:
+        return Loss(F.cross_entropy(logits, labels, class_weights, ignore_index=-1, **options), count)
+    keep = labels.sum(1) > 0
+    return Loss(F.cross_entropy(logits[keep], labels[keep].to(logits.dtype), class_weights, **options), count)
 
 
-def label_binary_cross_entropy(logits: Tensor, labels: Tensor, keep: Tensor) -> Loss:
+def label_count(labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
+    """Return the number of samples that are not ignored, or the sum of their class weights; see `label_cross_entropy`."""
+    if labels.dim() == 1:
+        known = labels != -1
+        return known.sum() if class_weights is None else (class_weights[labels.clamp(min=0)] * known).sum()
+    return labels.sum() if class_weights is None else (labels.to(class_weights.dtype) @ class_weights).sum()
+
+
+def label_binary_cross_entropy(
+    logits: Tensor, labels: Tensor, keep: Tensor, positive_weights: Tensor | None = None
+) -> Loss:
     """Binary cross entropy of samples with several labels.
 
     Args:
         logits: [B, K].
-        labels: 0 or 1, [B, K].
+        labels: from 0 to 1, [B, K].
         keep: bool [B]; False is ignored.
+        positive_weights: [K]; how many times as much a class counts where it is there.
 
     Returns:
         The sum over the kept samples and all classes, and the number of those values.
     """
     # the choice by index keeps what stands in ignored samples, even NaN, out of total and gradient
-    total = F.binary_cross_entropy_with_logits(logits[keep], labels[keep].to(logits.dtype), reduction="sum")
+    total = F.binary_cross_entropy_with_logits(
+        logits[keep], labels[keep].to(logits.dtype), reduction="sum", pos_weight=positive_weights
+    )
     return Loss(total, keep.sum() * logits.shape[1])
 
 

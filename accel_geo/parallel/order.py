@@ -4,12 +4,12 @@ An epoch's n samples are cut into ceil(n / batch_size) batches whose sizes diffe
 accumulation parts, and each part over the processes. Slices may be uneven; nothing is dropped or repeated.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
-from accel_geo.parallel.keys import folding_each, generator
+from accel_geo.parallel.keys import folding, folding_each, generator
 
 
 class Request(NamedTuple):
@@ -43,6 +43,11 @@ def cut(n: int, parts: int) -> list[slice]:
 def batch_count(n: int, batch_size: int) -> int:
     """Return the number of batches, hence of optimizer steps, in an epoch of n samples."""
     return -(-n // batch_size)
+
+
+def epoch_length(chips: object) -> int:
+    """Return the number of samples in an epoch of a split: its chips, each as often as its `times` say."""
+    return sum(getattr(chips, "times", None) or ()) or len(chips)
 
 
 def check_cut(n: int, batch_size: int, accumulate: int, processes: int) -> None:
@@ -79,6 +84,8 @@ class EpochOrder:
         fit: number of the fit.
         rank: this process.
         processes: all processes.
+        times: how often each sample of the split occurs in an epoch, at least once, each time with a key of its own;
+            None: once.
     """
 
     def __init__(
@@ -92,7 +99,14 @@ class EpochOrder:
         fit: int,
         rank: int,
         processes: int,
+        times: Sequence[int] | None = None,
     ) -> None:
+        # Where samples occur several times: position and number of each occurrence, the first ones as if alone.
+        self.occurrences: list[tuple[int, int]] | None = None
+        if times is not None:
+            self.occurrences = [(i, 0) for i in range(len(ids))]
+            self.occurrences += [(i, number) for i, n in enumerate(times) for number in range(1, n)]
+            ids, sizes = ([column[i] for i, _ in self.occurrences] for column in (ids, sizes))
         self.ids, self.sizes = ids, sizes
         self.batch_size, self.accumulate = batch_size, accumulate
         self.seed, self.fit, self.rank, self.processes = seed, fit, rank, processes
@@ -103,7 +117,7 @@ class EpochOrder:
         self.epoch, self.batch = epoch, batch
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[list[int]]:
-        """Yield the positions of the samples of every global batch of an epoch, beginning with batch number `first`."""
+        """Yield the samples of every global batch of an epoch, by their place in `ids`, from batch number `first` on."""
         n = len(self.ids)
         order, count = permutation(n, self.seed, self.fit, epoch), batch_count(n, self.batch_size)
         small, larger = divmod(n, count)
@@ -125,14 +139,19 @@ class EpochOrder:
         return (batch_count(len(self.ids), self.batch_size) - self.batch) * self.accumulate
 
     def __iter__(self) -> Iterator[list[Request]]:
-        keys = folding_each((self.seed, self.fit, self.epoch), (0,))
+        root = self.seed, self.fit, self.epoch
+        keys, key_of = folding_each(root, (0,)), folding(*root)
         alike = len(set(self.sizes)) == 1
         mine: dict[int, list[slice]] = {}  # of a batch of this size; there are two sizes
         for batch in self.batches(self.epoch, self.batch):
             pad = None if alike else self.padded_size(batch)
             for share in mine.get(len(batch)) or mine.setdefault(len(batch), self._mine(len(batch))):
                 positions = batch[share]
-                yield [Request(i, key, pad) for i, key in zip(positions, keys([self.ids[i] for i in positions]))]
+                if self.occurrences is None:
+                    yield [Request(i, key, pad) for i, key in zip(positions, keys([self.ids[i] for i in positions]))]
+                else:
+                    chosen = [(self.ids[i], *self.occurrences[i]) for i in positions]
+                    yield [Request(i, key_of(image_id, number), pad) for image_id, i, number in chosen]
 
     def _mine(self, size: int) -> list[slice]:
         # What this process takes of each part of a batch.

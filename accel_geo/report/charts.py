@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accel_geo.report.pictures import TEXT, colours, new_figure, plain
+from accel_geo.report.pictures import TEXT, caption, colours, grid, new_figure, plain, show_image
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,4 +79,24 @@ def confusion_matrix(counts: np.ndarray | Sequence, names: Sequence[str]) -> Fig
                 fontsize=TEXT - 1 if k <= 8 else TEXT - 3,
                 color="white" if share > 0.55 else "#222222",
             )
+    return figure
+
+
+def heat_maps(rows: Sequence[Sequence[tuple[np.ndarray, np.ndarray | None, str, str]]]) -> Figure:
+    """Return a figure of images under heat maps, cold blue to hot red, the hotter the less transparent.
+
+    Args:
+        rows: pictures of one row each, as many in every row: RGB [H, W, 3] in [0, 1], heat [H, W] in [0, 1] or None for
+            the image alone, and a name and a text to write above.
+    """
+    from matplotlib import colormaps
+
+    pictures = [picture for row in rows for picture in row]
+    figure, axes = grid(len(pictures), len(rows[0]))
+    for place, (rgb, heat, name, text) in zip(axes, pictures):
+        if heat is not None:
+            alpha = 0.15 + 0.5 * heat[..., None]
+            rgb = np.clip((1 - alpha) * rgb + alpha * colormaps["jet"](heat)[..., :3], 0, 1)
+        show_image(place, rgb)
+        caption(place, name, text)
     return figure

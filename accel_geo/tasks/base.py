@@ -103,6 +103,10 @@ class Task(ABC):
         """Return further pictures of an evaluation as (caption, PNG), such as a confusion matrix."""
         return []
 
+    def hardest(self, spec: DataSpec, records: Iterable[dict], count: int) -> list[int]:
+        """Return the image_ids of the chips that were predicted worst, the worst first; none by default."""
+        return []
+
     def legend(self, spec: DataSpec) -> list[tuple[str, tuple]]:
         """Return what the legend under a figure names: (text, colour)."""
         from accel_geo.report.pictures import colours

@@ -104,6 +104,19 @@ class Classification(Task):
             return []
         return [("Confusion of chips", to_png(confusion_matrix(self.confusion(spec, records), spec.classes)))]
 
+    def hardest(self, spec: DataSpec, records: Iterable[dict], count: int) -> list[int]:
+        """Return the image_ids of the chips with the highest loss, where their true classes have the lowest scores."""
+
+        def likelihood(record: dict) -> float:
+            scores = [0.0 if score is None else score for score in record["prediction"]["scores"]]
+            truth = record["truth"]["labels"] if spec.multilabel else [record["truth"]["label"]]
+            there = np.isin(spec.class_values, truth)
+            if not spec.multilabel:
+                return float(np.array(scores)[there].sum())
+            return float(np.log(np.maximum(np.where(there, scores, 1 - np.array(scores)), 1e-300)).sum())
+
+        return [record["image_id"] for record in sorted(counted(records), key=likelihood)[:count]]
+
     def legend(self, spec: DataSpec) -> list[tuple[str, tuple]]:
         """Return nothing: the classes stand on the pictures."""
         return []
