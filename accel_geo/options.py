@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         epochs: int,
         batch_size: int,
         lr: float,
-        backbone: str,
+        backbone: str | None,
         schedule: str = "one_cycle",
         clip: float | None = None,
         ema: float | None = None,

@@ -57,7 +57,9 @@ def test_rooms_of_one_floor_make_no_circle() -> None:
 
 def test_nothing_below_models_names_a_model() -> None:
     below = [path for path in ROOMS if room(path) != "models"]
+    kinds = {"SuperResolution"}  # also the name of a task
     words = [*MODELS, *(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() for name in MODELS)]
+    words = [word for word in words if word not in (*kinds, "super_resolution")]
     named = [(path.name, word) for path in below for word in words if re.search(rf"\b{word}\b", path.read_text())]
     assert len(below) > 20 and not named
 

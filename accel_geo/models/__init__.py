@@ -9,6 +9,9 @@ MODELS = {
     "UnetClassifier": "accel_geo.models.unet_classifier",
     "MaskRCNN": "accel_geo.models.rcnn",
     "FasterRCNN": "accel_geo.models.rcnn",
+    "DeepLab": "accel_geo.models.deeplab",
+    "PSPNetClassifier": "accel_geo.models.psp_net",
+    "SuperResolution": "accel_geo.models.super_resolution",
     "HEDEdgeDetector": "accel_geo.models.hed",
     "BDCNEdgeDetector": "accel_geo.models.bdcn",
 }
