@@ -160,3 +160,45 @@ def test_pixel_loss_without_background(pixels):
     assert terms["cross_entropy"].total.item() == pytest.approx(wanted.item())
     assert float(terms["cross_entropy"].count) == float(weights[sparse[sparse != 255]].sum())
     assert terms["dice"].total.item() == pytest.approx(soft_dice(logits, sparse, 1).total.item() / 2)
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([0.5, 1, 0.25, 3], dtype=torch.float64)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_labels_by_weight_agree_with_labels_by_index(weights, smoothing):
+    draw = torch.Generator().manual_seed(2)
+    logits = torch.randn(6, 4, generator=draw, dtype=torch.float64)
+    labels = torch.tensor([0, 3, -1, 2, 2, 1])
+    shares = F.one_hot(labels.clamp(min=0), 4).double() * (labels != -1)[:, None]
+    by_index, by_weight = (label_cross_entropy(logits, given, smoothing, weights) for given in (labels, shares))
+    torch.testing.assert_close(by_index.total, by_weight.total, rtol=1e-12, atol=0)
+    torch.testing.assert_close(by_index.count.double(), by_weight.count, rtol=1e-12, atol=0)
+    mean = F.cross_entropy(logits, labels, weights, ignore_index=-1, label_smoothing=smoothing)
+    torch.testing.assert_close(by_index.total / by_index.count, mean, rtol=1e-12, atol=0)
+    # Mixed: the terms of both labels in their shares (Zhang et al. 2018), class weights in the same ones.
+    other = torch.tensor([1, 3, -1, 0, 1, 2])
+    mixed = 0.7 * shares + 0.3 * F.one_hot(other.clamp(min=0), 4).double() * (labels != -1)[:, None]
+    there = label_cross_entropy(logits, other, smoothing, weights)
+    found = label_cross_entropy(logits, mixed, smoothing, weights)
+    torch.testing.assert_close(found.total, 0.7 * by_index.total + 0.3 * there.total, rtol=1e-12, atol=0)
+    assert found.count.item() == pytest.approx(0.7 * by_index.count.item() + 0.3 * there.count.item(), rel=1e-12)
+
+
+def test_what_stands_in_ignored_mixed_samples_does_not_matter():
+    logits = torch.randn(3, 4, dtype=torch.float64)
+    logits[1] = float("nan")
+    logits.requires_grad_()
+    loss = label_cross_entropy(logits, torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0], [0.5, 0.5, 0, 0]]))
+    loss.total.backward()
+    assert loss.count == 2 and loss.total.isfinite() and logits.grad.isfinite().all()
+    nothing = label_cross_entropy(logits, torch.zeros(3, 4))
+    nothing.total.backward()
+    assert nothing.count == 0 and nothing.total == 0
+
+
+def test_positive_weights_agree_with_torch():
+    draw = torch.Generator().manual_seed(3)
+    logits, labels = torch.randn(5, 3, generator=draw), torch.rand(5, 3, generator=draw)
+    weights, keep = torch.tensor([1.0, 4, 0.5]), torch.tensor([True, True, False, True, True])
+    loss = label_binary_cross_entropy(logits, labels, keep, weights)
+    mean = F.binary_cross_entropy_with_logits(logits[keep], labels[keep], pos_weight=weights)
+    torch.testing.assert_close(loss.total / loss.count, mean)

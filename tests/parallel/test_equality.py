@@ -162,6 +162,19 @@ def test_frozen_then_unfrozen(worlds, chips, started, tmp_path, row, processes):
 
 
 @COUNTS
+def test_chips_that_are_mixed_repeated_and_weighed(worlds, chips, started, tmp_path, processes):
+    """5 and 12 chips of two classes and three sizes: 24 samples an epoch, each blended with another one."""
+    row, held_out = "FeatureClassifier", "chip_0[01][024568].tif"
+    data = chips(row, "sizes", held_out, chip_size=40, mixup=0.4, oversample=True)
+    stage = {"epochs": 2, "lr": 1e-3, "batch_size": 10, "accumulate": 2}
+    model = {"class_weights": [1.0, 2.5], "label_smoothing": 0.1}
+    more = {"steps": 6, "start": started(row), "model": model}
+    lines, _, _ = both(worlds, processes, tmp_path, row, data, [stage], data | {"num_workers": 2}, **more)
+    assert [line["samples"] for line in lines if "loss" in line] == [8] * 6
+    assert train(data).times.count(1) == 12 and sum(train(data).times) == 24
+
+
+@COUNTS
 @pytest.mark.parametrize("row", ["FeatureClassifier", "UnetClassifier"])
 def test_plateau_and_early_stopping(worlds, chips, tmp_path, row, processes):
     """The decisions that depend on the metric are taken once for all: rate cut, best kept, training ended."""

@@ -43,16 +43,26 @@ def test_single_label_equals_scikit_learn(seed, n, classes, make_spec, make_targ
     for key, function in (("precision", precision_score), ("recall", recall_score), ("f1", f1_score)):
         same(metrics[key], function(truth, predicted, labels=labels, **NAN))
     assert metrics["f1_macro"] == pytest.approx(f1_score(truth, predicted, average="macro"), abs=1e-9)
+    assert metrics["f1_micro"] == pytest.approx(f1_score(truth, predicted, average="micro"), abs=1e-9)
+    for key, function in (("precision_mean", precision_score), ("recall_mean", recall_score)):
+        same([metrics[key]], [function(truth, predicted, labels=labels, average="macro", zero_division=np.nan)])
+    assert metrics["support"] == np.bincount(truth, minlength=classes).tolist()
     assert [entry["label"] for entry in TASK.predictions(records)] == [spec.class_values[i] for i in predicted]
     assert TASK.monitor_for(spec) == "accuracy"
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6), n=st.integers(1, 20), classes=st.integers(2, 5))
-def test_multi_label_equals_scikit_learn(seed, n, classes, make_spec, make_target):
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(1, 20),
+    classes=st.integers(1, 5),
+    kind=st.sampled_from(["none", "all", "some"]),
+)
+def test_multi_label_equals_scikit_learn(seed, n, classes, kind, make_spec, make_target):
     rng = np.random.default_rng(seed)
     spec = make_spec("classification", tuple("abcde"[:classes]), multilabel=True)
     scores, truth = rng.random((n, classes)), rng.random((n, classes)) < 0.4
+    scores, truth = {"none": (scores / 2, truth), "all": (scores, truth | True), "some": (scores, truth)}[kind]
     records = records_of(spec, scores, torch.from_numpy(truth).float(), make_target)
     metrics, predicted = TASK.metrics(spec, records), scores >= 0.5
     assert metrics["accuracy"] == pytest.approx(accuracy_score(truth, predicted), abs=1e-12)
@@ -61,6 +71,7 @@ def test_multi_label_equals_scikit_learn(seed, n, classes, make_spec, make_targe
     same([metrics["f1_micro"]], [f1_score(truth, predicted, average="micro", zero_division=np.nan)])
     same([metrics["fbeta"]], [fbeta_score(truth, predicted, beta=2, average="micro", zero_division=np.nan)])
     same([metrics["f1_macro"]], [f1_score(truth, predicted, average="macro", zero_division=np.nan)])
+    assert metrics["support"] == truth.sum(0).tolist()
     assert TASK.monitor_for(spec) in metrics
 
 
@@ -112,3 +123,33 @@ def test_half_precision_scores(make_spec, make_target):
         scores = {"scores": torch.tensor([0.25, 0.5, 0.25], dtype=dtype)}
         record = TASK.record(spec, scores, make_target(0, label=1), "x")
         assert record["prediction"] == {"label": 4, "scores": [0.25, 0.5, 0.25]}
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_the_hardest_chips_have_the_highest_loss(multilabel, make_spec, make_target):
+    rng = np.random.default_rng(4)
+    spec, n = make_spec("classification", multilabel=multilabel), 12
+    scores = rng.dirichlet(np.ones(3), n)
+    truth = torch.from_numpy(rng.integers(0, 2, (n, 3))).float() if multilabel else rng.integers(0, 3, n).tolist()
+    records = records_of(spec, scores, truth, make_target)
+    there = np.array(truth) > 0.5 if multilabel else np.eye(3, dtype=bool)[truth]
+    losses = -np.log(np.where(there, scores, 1 - scores if multilabel else 1)).sum(1)
+    ignored = TASK.record(spec, {"scores": torch.rand(3)}, make_target(99, ignore=True), "bad.tif")
+    assert TASK.hardest(spec, [ignored, *records[::-1]], 4) == [5 * i for i in np.argsort(-losses)[:4].tolist()]
+    broken = records_of(spec, np.array([[np.nan] * 3]), truth[:1], make_target)
+    assert TASK.hardest(spec, [*records[1:], *broken], 1) == [0] or multilabel and not there[0].any()
+    assert len(TASK.hardest(spec, records, 100)) == n and TASK.hardest(spec, [], 3) == []
+
+
+@pytest.mark.parametrize("truth", [[0, 0, 0], [1, 1, 1], [1, 0, 1]])
+@pytest.mark.parametrize("predicted", [[0, 0, 0], [1, 1, 1], [1, 1, 0]])
+def test_one_class_that_may_be_absent_is_a_yes_or_no(truth, predicted, make_spec, make_target):
+    """scikit-learn reads a single column as a class of its own, hence its binary figures."""
+    spec = make_spec("classification", ("house",), multilabel=True)
+    records = records_of(spec, np.array(predicted)[:, None], torch.tensor(truth)[:, None].float(), make_target)
+    metrics, options = TASK.metrics(spec, records), {"zero_division": np.nan}
+    for key, function in (("precision", precision_score), ("recall", recall_score), ("f1", f1_score)):
+        same(metrics[key], [function(truth, predicted, **options)])
+    same([metrics["f1_micro"]], [f1_score(truth, predicted, **options)])
+    same([metrics["fbeta"]], [fbeta_score(truth, predicted, beta=2, **options)])
+    assert metrics["accuracy"] == pytest.approx(accuracy_score(truth, predicted), abs=1e-12)
