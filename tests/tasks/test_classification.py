@@ -55,7 +55,7 @@ def test_single_label_equals_scikit_learn(seed, n, classes, make_spec, make_targ
 @given(
     seed=st.integers(0, 10**6),
     n=st.integers(1, 20),
-    classes=st.integers(1, 5),
+    classes=st.integers(2, 5),
     kind=st.sampled_from(["none", "all", "some"]),
 )
 def test_multi_label_equals_scikit_learn(seed, n, classes, kind, make_spec, make_target):
