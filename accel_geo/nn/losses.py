@@ -78,7 +78,7 @@ def label_count(labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
     if labels.dim() == 1:
         known = labels != -1
         return known.sum() if class_weights is None else (class_weights[labels.clamp(min=0)] * known).sum()
-    return labels.sum() if class_weights is None else (labels.to(class_weights.dtype) @ class_weights).sum()
+    return labels.sum() if class_weights is None else (labels * class_weights).sum()
 
 
 def label_binary_cross_entropy(
