@@ -45,7 +45,7 @@ def cached_rows(place: Path, task: str, format: str, read: Callable[[Path, str],
         json.dumps([str(place.resolve()), task, format, _code()]).encode(), digest_size=12
     ).hexdigest()
     file = cache_folder().parent / "rows" / f"{name}.arrow"
-    if file.exists() and (rows := _open(file, place)):
+    if rows := _open(file, place):
         return rows
     begun = time.time()
     rows = read(place, task)
@@ -79,7 +79,7 @@ def _open(file: Path, place: Path) -> "Rows | None":
         if kept.pop("listed") != _listing(place)[0]:
             return None
         rows = Rows(**_loaded(kept["rows"]), root=place, dataset=Dataset.from_file(str(file)))
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):  # damaged
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):  # not there, damaged, or not to be read
         return None
     room.touch(file)
     return rows
