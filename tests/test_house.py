@@ -11,7 +11,18 @@ import pytest
 from accel_geo.models import MODELS
 
 PACKAGE = Path(__file__).resolve().parents[1] / "accel_geo"
-FLOORS = {"parallel": 1, "data": 1, "nn": 1, "report": 1, "tasks": 2, "engine": 2, "geodata": 3, "prepare": 3, "maps": 3, "models": 4}
+FLOORS = {
+    "parallel": 1,
+    "data": 1,
+    "nn": 1,
+    "report": 1,
+    "tasks": 2,
+    "engine": 2,
+    "geodata": 3,
+    "prepare": 3,
+    "maps": 3,
+    "models": 4,
+}
 ROOMS = sorted(
     path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0].removesuffix(".py") in FLOORS
 )

@@ -17,7 +17,8 @@ RECIPES = {
     "featureclassifier": "label_smoothing class_balancing mixup oversample",
     "hededgedetector": "balance_over",
     "maskrcnn": None,
-    "pspnetclassifier": "plain pyramid_sizes unet_aux_loss class_balancing focal_loss gamma dice_loss_fraction dice_loss_average",
+    "pspnetclassifier": "plain pyramid_sizes unet_aux_loss class_balancing focal_loss gamma dice_loss_fraction "
+    "dice_loss_average",
     "singleshotdetector": "grids zooms ratios focal_loss",
     "superresolution": "architecture scale perceptual_weights perceptual_factor sampling_type n_timestep_inference",
     "unetclassifier": "class_balancing focal_loss gamma dice_loss_fraction dice_loss_average",

@@ -78,7 +78,9 @@ def training_step(
                 weights = [_weight(whole[name], 1.0) for name in losses]
             else:
                 counts = row()[len(losses) : 2 * len(losses)]
-                shared = [(whole[name], 1.0) if name in whole else (count, share) for name, count in zip(losses, counts)]
+                shared = [
+                    (whole[name], 1.0) if name in whole else (count, share) for name, count in zip(losses, counts)
+                ]
                 weights = [_weight(count, part) for count, part in shared]
             # DDP averages gradients over the processes, hence the factor.
             first, *others = [term.total * (w * world_size()) for term, w in zip(losses.values(), weights)]
@@ -139,7 +141,9 @@ def _begin_counts(module: nn.Module, parts: list[Batch]) -> Callable[[], dict[st
 
     With one part on one process the forward pass tells them as well, and nothing is gained.
     """
-    if not hasattr(module, "loss_counts") or (len(parts) == 1 and (world_size() == 1 or parts[0][0].device.type != "cpu")):
+    if not hasattr(module, "loss_counts") or (
+        len(parts) == 1 and (world_size() == 1 or parts[0][0].device.type != "cpu")
+    ):
         return None
     counts = module.loss_counts([target for _, targets in parts for target in targets])
     if counts is None:

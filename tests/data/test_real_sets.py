@@ -9,7 +9,6 @@ from rasterio.windows import Window
 
 from accel_geo import prepare_data
 
-
 HOLE = 5  # pixels along the side of what one chip of floats lacks
 
 

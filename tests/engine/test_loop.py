@@ -136,12 +136,20 @@ def test_one_unreadable_chip_is_named_once_and_counts_nothing(worlds, tmp_path, 
 @BOTH
 def test_an_unreadable_validation_chip_is_named_once_and_counts_in_no_metric(worlds, tmp_path, processes):
     folder = write_chips(tmp_path / "data", "semantic", 29)
-    data = {"path": str(folder), "task": "semantic", "valid_match": "chip_02[2-8].tif", "cache": "off", "num_workers": 0}
+    data = {
+        "path": str(folder),
+        "task": "semantic",
+        "valid_match": "chip_02[2-8].tif",
+        "cache": "off",
+        "num_workers": 0,
+    }
     stage = STAGE | {"output": str(tmp_path / "run"), "max_steps": 4, "eval_every": 2}
     broken = [str(folder / f"images/chip_{i:03}.tif") for i in (24, 27)]  # more than 5 %, but of what is not trained on
     worlds[processes].run("fit", row="UnetClassifier", data=data, stages=[stage], breaking=broken)
     log = (tmp_path / "run/log.txt").read_text()
-    assert log.count("unreadable chip, counts in no metric: images/chip_024.tif") == 1 and log.count("in no metric") == 2
+    assert (
+        log.count("unreadable chip, counts in no metric: images/chip_024.tif") == 1 and log.count("in no metric") == 2
+    )
     assert [line["step"] for line in history(tmp_path / "run") if "valid" in line] == [2, 4]
 
 

@@ -53,6 +53,8 @@ def test_launchers_and_process_counts(shared, tmp_path, recipe):
     if judge.exists():
         counts = ",".join(str(processes) for _, _, processes in LAUNCHES.values())
         asked = ["--machine", f"processes={counts}", "--min-steps", "12", "--min-evaluations", "2"]
-        verdict = subprocess.run([sys.executable, str(judge), *asked, *map(str, folders)], capture_output=True, text=True)
+        verdict = subprocess.run(
+            [sys.executable, str(judge), *asked, *map(str, folders)], capture_output=True, text=True
+        )
         print(verdict.stdout)
         assert verdict.returncode == 0, verdict.stdout
