@@ -120,7 +120,7 @@ class GeoData:
         class), `sizes` (chips of each [height, width]), `classes` (`value` on disk, `name`, and as the task has them
         `objects`, `pixels`, `chips`, over all splits), `bands` (`name`, and `min`, `max`, `mean`, `std` of the pixel
         values over all chips), `bands_hr` (likewise of the sharp rasters of pairs, else absent), `dtype`, `scale`
-        (super-resolution), `problems` (`file`, or null, and `reason`).
+        (super-resolution), `problems` (`reason`, and `file`: the first chip it names, or null).
         """
         splits, spec = self.splits, self.spec
         kinds = list(self.class_counts["train"])
@@ -145,14 +145,13 @@ class GeoData:
             result["scale"] = spec.scale
             sharp = self._sharp_moments()
             result |= {"bands_hr": _band_values(spec.bands, sharp)} if sharp else {}
-        return result | {"problems": [self._problem(text) for text in self.problems]}
+        named = set(self._files.values())
+        return result | {"problems": [self._problem(text, named) for text in self.problems]}
 
-    def _problem(self, text: str) -> dict:
-        for start in ("cannot be read, counts nothing: ",):
-            if text.startswith(start):
-                file, _, reason = text.removeprefix(start).partition(": ")
-                return {"file": file, "reason": start + reason}
-        return {"file": None, "reason": text}
+    def _problem(self, text: str, named: set[str]) -> dict:
+        # The first chip that a problem names, where it names one.
+        words = (word.rstrip(":;,.)") for word in text.replace("(", " ").split())
+        return {"file": next((word for word in words if word in named), None), "reason": text}
 
     def _sharp_moments(self) -> Moments | None:
         # Of the sharp rasters of pairs; one chip at a time.
