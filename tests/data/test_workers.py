@@ -104,7 +104,8 @@ def test_no_file_stays_open_and_memory_is_flat_over_20_epochs(masks_folder, cach
         files.append(open_files())
         if epoch in (5, 20):
             memory.append(memory_kb())
-    assert files[19] <= files[1], f"open files: {files}"
+    # Pipes of workers that are just ending may still be counted; what leaks would stay.
+    assert min(files[15:]) <= min(files[:5]), f"open files: {files}"
     assert memory[1] - memory[0] < 4096, f"kB of memory: {memory}"
 
 
