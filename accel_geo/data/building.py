@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -100,9 +101,12 @@ def build(decoder: Decoder, keep: bool, planned: Plan) -> Iterator[Batches]:
     found = (
         _by_processes(decoder, keep, planned.rows, number) if number > 1 else _by_threads(decoder, keep, planned.rows)
     )
-    for batches in _shown(found, len(decoder)):
-        failed += batches[0]["problem"].drop_null().to_pylist()
-        yield batches
+    # Closed here, whatever happens: left to the garbage collector, the end of a pool can meet a thread that is just being
+    # started, and both wait for each other.
+    with closing(found), closing(_shown(found, len(decoder))) as shown:
+        for batches in shown:
+            failed += batches[0]["problem"].drop_null().to_pylist()
+            yield batches
     check_readable(failed, len(decoder), decoder.rows.root)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -66,7 +67,8 @@ def _on_disk(decoder: Decoder, verify: bool, careful: bool) -> tuple[Store, str]
         notes.append(room.make(folder, planned.bytes))
         if careful and (reason := room.lacking(folder, planned.bytes)):
             raise OSError(reason)
-        write(temporary, build(decoder, True, planned), planned.rows)
+        with closing(build(decoder, True, planned)) as batches:
+            write(temporary, batches, planned.rows)
 
     store, begun = _open(file), time.time()
     while store is None and file.exists() and not builds_here():  # damaged: the first process removes it

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import threading
 import time
 
 import numpy as np
@@ -178,6 +179,25 @@ def test_a_decoding_process_that_is_killed(masks_folder, monkeypatch):
     monkeypatch.setattr(building, "encode", lambda *args: os.kill(os.getpid(), 9))
     with pytest.raises(ValueError, match="process that decodes chips was ended by signal 9; perhaps memory ran out"):
         list(building.build(one, True, planned))
+
+
+def test_a_build_that_is_broken_off_leaves_no_thread(masks_folder, monkeypatch):
+    """Left to the garbage collector, the end of the pool could meet a thread that was just being started."""
+    from accel_geo.data import cache
+
+    kept = []  # as a traceback keeps the frames of what failed
+
+    def fails(temporary, batches, rows):
+        kept.append(batches)
+        next(batches)
+        raise OSError("no room")
+
+    monkeypatch.setattr(cache, "write", fails)
+    monkeypatch.setattr(building, "_MOST_ROWS", 4)
+    before = threading.active_count()
+    with pytest.raises(OSError, match="no room"):
+        cache.prepare_store(decoder(masks_folder(n=20)), "disk")
+    assert threading.active_count() == before and next(kept[0], None) is None
 
 
 def test_windows_say_how_large_the_store_will_be(tmp_path, write):
