@@ -183,8 +183,6 @@ def test_a_decoding_process_that_is_killed(masks_folder, monkeypatch):
 
 def test_a_build_that_is_broken_off_leaves_no_thread(masks_folder, monkeypatch):
     """Left to the garbage collector, the end of the pool could meet a thread that was just being started."""
-    from accel_geo.data import cache
-
     kept = []  # as a traceback keeps the frames of what failed
 
     def fails(temporary, batches, rows):
