@@ -20,13 +20,6 @@ def encode_mask(mask: np.ndarray) -> dict:
     return {"size": [int(n) for n in mask.shape], "counts": encoded["counts"].decode("ascii")}
 
 
-def decode_mask(encoded: dict) -> np.ndarray:
-    """Return the boolean mask [H, W] of a run-length encoding."""
-    from faster_coco_eval import mask as rle
-
-    return rle.decode(encoded).astype(bool)
-
-
 def mask_area(encoded: dict) -> int:
     """Return the number of pixels of a run-length encoding."""
     from faster_coco_eval import mask as rle

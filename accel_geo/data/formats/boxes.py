@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from accel_geo.data.formats import esri
-from accel_geo.data.formats.rows import Rows, not_allowed, some, table
+from accel_geo.data.formats.rows import Rows, not_allowed, table
 
 SPLITS = {
     "train": "train",
@@ -219,16 +219,6 @@ def placed(chip: str) -> dict[str, str]:
     split = next((SPLITS[name.casefold()] for name in folders if name.casefold() in SPLITS), None)
     columns = {"group": "/".join(folders)} if folders else {}
     return columns | ({"attributes": json.dumps({"split": split})} if split else {})
-
-
-def kept_as_background(without: Sequence[str], lonely: int) -> list[str]:
-    """Return what to tell of chips without a label file, and of label files without a chip."""
-    problems = []
-    if without:
-        problems.append(f"{len(without)} chip(s) without a label file, kept as background: {some(without, 3)}")
-    if lonely:
-        problems.append(f"{lonely} label file(s) without a chip were left out")
-    return problems
 
 
 def make_rows(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from accel_geo.data.formats import boxes, esri
 from accel_geo.data.formats.boxes import Objects
-from accel_geo.data.formats.rows import Rows, folder
+from accel_geo.data.formats.rows import Rows, folder, kept_as_background
 from accel_geo.data.pixels import RASTER_SUFFIXES
 
 NAME = "KITTI_rectangles"
@@ -56,7 +56,7 @@ def read(path: Path, task: str) -> Rows:
         each = objects[f"{images.name}/{chip}"] = Objects()
         if chip in pairs:
             ignored += _read_label(f"{labels}/{pairs[chip]}", each, known)
-    problems = boxes.kept_as_background([chip for chip in chips if chip not in pairs], lonely)
+    problems = kept_as_background([chip for chip in chips if chip not in pairs], lonely)
     if ignored:
         problems.append(f"{ignored} object(s) named DontCare were left out")
     rows = boxes.make_rows(

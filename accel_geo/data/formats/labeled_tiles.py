@@ -4,7 +4,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, ParseError
 
 from accel_geo.data.formats import boxes, esri
-from accel_geo.data.formats.rows import Rows, folder, some, table
+from accel_geo.data.formats.rows import Rows, folder, kept_as_background, some, table
 from accel_geo.data.pixels import RASTER_SUFFIXES
 
 TASKS = ("classification",)
@@ -116,7 +116,7 @@ def read_tiles(path: Path, task: str, multilabel: bool) -> Rows:
     if without:
         fate = "they count as chips of no class" if multilabel else "nothing is learned from them"
         problems.append(f"{len(without)} chip(s) without a label, {fate}: {some(without, 3)}")
-    problems += boxes.kept_as_background([], lonely)
+    problems += kept_as_background([], lonely)
     used = {value for row in rows for value in row["values"]}
     if unused := [name for value, name in settled.classes.items() if value not in used]:
         problems.append(f"no chip of class {', '.join(unused)}")

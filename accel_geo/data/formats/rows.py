@@ -2,7 +2,6 @@
 
 import json
 import os
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,47 +123,19 @@ def has_raster(path: Path) -> bool:
         return any(is_raster(entry.name) and entry.is_file() for entry in entries)
 
 
-def stem(file: Path, base: Path) -> str:
-    """Return what pairs a label with its chip: the path below `base` without the last suffix.
-
-    Case and the two ways of writing accents make no difference; chips of the same name in two folders stay apart.
-    """
-    return unicodedata.normalize("NFC", file.relative_to(base).with_suffix("").as_posix()).casefold()
-
-
-def pair(images: Sequence[Path], base: Path, labels: Path, deep: bool = True) -> tuple[dict[Path, Path], int]:
-    """Find the label raster of each chip by its name.
-
-    Args:
-        images: chips.
-        base: folder that the chips' names are relative to.
-        labels: folder of the label rasters.
-        deep: look below that folder too.
-
-    Returns:
-        The label of each chip that has one, and the number of label files without a chip.
-
-    Raises:
-        ValueError: two label files belong to one chip.
-    """
-    by_stem: dict[str, Path] = {}
-    for label in rasters(labels, deep):
-        other = by_stem.setdefault(stem(label, labels), label)
-        if other != label:
-            raise ValueError(f"two label files for one chip: {other} and {label}; keep one of them")
-    pairs = {image: by_stem[stem(image, base)] for image in images if stem(image, base) in by_stem}
-    return pairs, len(by_stem) - len({stem(image, base) for image in pairs})
-
-
-def label_problems(rows: Iterable[dict], lonely: int) -> list[str]:
+def kept_as_background(without: Sequence[str], lonely: int) -> list[str]:
     """Return what to tell of chips without a label file, and of label files without a chip."""
-    without = [row["file"] for row in rows if not row["label_files"]]
     problems = []
     if without:
         problems.append(f"{len(without)} chip(s) without a label file, kept as background: {some(without, 3)}")
     if lonely:
         problems.append(f"{lonely} label file(s) without a chip were left out")
     return problems
+
+
+def label_problems(rows: Iterable[dict], lonely: int) -> list[str]:
+    """Return `kept_as_background` of rows with label files."""
+    return kept_as_background([row["file"] for row in rows if not row["label_files"]], lonely)
 
 
 def read_json(file: Path) -> object:

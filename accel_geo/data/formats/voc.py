@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from accel_geo.data.formats import boxes, esri
 from accel_geo.data.formats.boxes import Objects
 from accel_geo.data.formats.labeled_tiles import parse
-from accel_geo.data.formats.rows import Rows, folder, is_raster, some
+from accel_geo.data.formats.rows import Rows, folder, is_raster, kept_as_background, some
 from accel_geo.data.pixels import RASTER_SUFFIXES
 
 if TYPE_CHECKING:
@@ -98,14 +98,14 @@ def read(path: Path, task: str) -> Rows:
     if places.beside or path.is_file():
         without = [chip for chip in chips if chip not in found.label_of] if path.is_dir() else []
         chips = [chip for chip in chips if chip in found.label_of]
-        problems += boxes.kept_as_background([], lonely)
+        problems += kept_as_background([], lonely)
         if without:
             problems.append(
                 f"{len(without)} image(s) without an XML beside them were left out: {some(without, 3)}; an XML without "
                 "objects makes a background chip"
             )
     else:
-        problems += boxes.kept_as_background([chip for chip in chips if chip not in found.label_of], lonely)
+        problems += kept_as_background([chip for chip in chips if chip not in found.label_of], lonely)
     prefix = os.path.relpath(places.images, places.root).replace(os.sep, "/")
     file_of = {chip: chip if prefix == "." else f"{prefix}/{chip}" for chip in chips}
     rows = boxes.make_rows(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from accel_geo.data.formats import boxes, esri
 from accel_geo.data.formats.boxes import Objects
-from accel_geo.data.formats.rows import Rows, folder, some
+from accel_geo.data.formats.rows import Rows, folder, kept_as_background, some
 from accel_geo.data.formats.yolo_settings import LISTS, class_lists, splits
 from accel_geo.data.pixels import RASTER_SUFFIXES
 
@@ -108,7 +108,7 @@ def read(path: Path, task: str) -> Rows:
                 unread.append(file)
             else:
                 left_out += _take(lines, size, task, objects[file])
-    problems = [*lists.problems, *boxes.kept_as_background(without, lonely)]
+    problems = [*lists.problems, *kept_as_background(without, lonely)]
     for file, split in splits(lists.settings, root, list(objects)).items():
         columns[file]["attributes"] = json.dumps({"split": split})
     if left_out and not any(each.texts for each in objects.values()):
