@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 from parallel.compare import differences, history, last_checkpoint, steps_of
+from parallel.fixtures import TASKS
+
+from accel_geo.models import MODELS
+from accel_geo.tasks import TASKS as KINDS
 
 # 22 chips: batches of 6, 6, 5, 5, four steps an epoch; saves at 3 and 6, evaluations at 2, 4, 6, 8 and 12.
 STAGE = {"epochs": 3, "lr": 2e-3, "batch_size": 6, "save_every": 3, "eval_every": 2}
@@ -31,13 +35,13 @@ def resume(worlds, processes, source, target, stages, data, row=ROW, start=None,
     return worlds[processes].said()
 
 
-def killed(worlds, folder, stages, data, row, at, processes=2):
+def killed(worlds, folder, stages, data, row, at, processes=2, **more):
     """Run in processes of their own that are killed by SIGKILL."""
     world = worlds.new(processes)
     try:
         stages = [{"output": str(folder), **stage} for stage in stages]
-        world.begin("fit", row=row, data=data, stages=stages, at=at)
-        codes = world.wait(120)
+        world.begin("fit", row=row, data=data, stages=stages, at=at, **more)
+        codes = world.wait(240)
     finally:
         world.close()
     assert codes == [-9] * processes
@@ -75,16 +79,52 @@ def test_killed_in_the_middle_of_an_epoch(worlds, chips, broken, tmp_path, proce
     assert not (tmp_path / "run/.lock").exists()
 
 
+SR3 = {"inner_channel": 16, "channel_mults": [1, 2], "norm_groups": 8, "n_timestep_inference": 2}
+# Every row, and the further networks of a row that is several in one.
+NETWORKS = {row: (row, {}) for row in TASKS} | {
+    "SuperResolution unet": ("SuperResolution", {"architecture": "unet", "backbone": "test_resnet"}),
+    "SuperResolution sr3": ("SuperResolution", {"architecture": "sr3", **SR3}),
+}
+# Eight steps; the kill comes in the seventh, one behind a save, in the middle of the second epoch.
+SHORT = STAGE | {"epochs": 2, "eval_every": 4, "ema": 0.7, "clip": 1.0}
+
+
+@pytest.fixture(scope="module")
+def broken_networks(worlds, chips, started, tmp_path_factory):
+    """A function that runs a network unbroken on one process, and on two that are killed."""
+    root = tmp_path_factory.mktemp("networks")
+
+    def make(name: str, data: dict) -> tuple[Path, Path, dict]:
+        row, model = NETWORKS[name]
+        # Weights from which metrics are above zero; the further networks of a row start from nothing.
+        more = {"row": row, "model": model, "start": None if model else started(row)}
+        unbroken, broken = root / name / "unbroken", root / name / "killed"
+        if not broken.exists():
+            fit(worlds[1], unbroken, [SHORT], data, **more)
+            killed(worlds, broken, [SHORT], data, at={"7": "kill"}, **more)
+        return unbroken, broken, more
+
+    return make
+
+
 @pytest.mark.slow
 @COUNTS
-def test_killed_mask_rcnn(worlds, chips, started, tmp_path, processes):
-    row, stage = "MaskRCNN", STAGE | {"ema": 0.7}
-    data = chips(row, "sizes")
-    fit(worlds[1], tmp_path / "unbroken", [stage], data, row=row)
-    killed(worlds, tmp_path / "killed", [stage], data, row, {"8": "kill"})
-    said = resume(worlds, processes, tmp_path / "killed", tmp_path / "run", [stage], data, row)
-    assert differences(tmp_path / "unbroken", tmp_path / "run", steps=12) == []
-    assert "resumed at step 6" in said
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_row_killed_in_the_middle_of_an_epoch(worlds, chips, broken_networks, tmp_path, name, processes):
+    data = chips(NETWORKS[name][0], "sizes", chip_size=40)
+    unbroken, broken, more = broken_networks(name, data)
+    assert steps_of(broken) == [1, 2, 3, 4, 5, 6] and last_checkpoint(broken).name == "step-6"
+
+    said = resume(worlds, processes, broken, tmp_path / "run", [SHORT], data, **more)
+    assert differences(unbroken, tmp_path / "run", steps=8) == [] and "resumed at step 6" in said
+    machines = [(line["step"], line["machine"]["processes"]) for line in history(tmp_path / "run")]
+    assert all(count == (2 if step <= 6 else processes) for step, count in machines)
+    valid = [line["valid"] for line in history(unbroken) if "valid" in line]
+    assert len(valid) == 2 and all(figures[KINDS[TASKS[more["row"]]].monitor] > 0.01 for figures in valid)
+
+
+def test_the_rows_are_swept():
+    assert {row for row, _ in NETWORKS.values()} == set(MODELS) and len(MODELS) >= 10
 
 
 @pytest.fixture(scope="module")
