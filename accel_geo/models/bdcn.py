@@ -5,27 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from accel_geo.models.base import GeoModel
-from accel_geo.nn.backbones import pad_to_multiple, torchvision_names
-from accel_geo.nn.edges import (
-    balance_weights,
-    balanced_cross_entropy,
-    check_balance,
-    edge_backbone,
-    edge_truth,
-    level_maps,
-    load_edge_weights,
-    upsample,
-)
-from accel_geo.nn.losses import pixel_count
-from accel_geo.parallel.reduction import Loss
+from accel_geo.models.edge_detector import EdgeDetector
+from accel_geo.nn.edges import level_maps, upsample
 
-# as published: weights of the losses of sides and fusion, and of pixels that are no edges
-SIDE, FUSED, NEGATIVE = 0.5, 1.1, 1.1
 RATE, DILATED, CHANNELS = 4, 3, 21
 
 
-class BDCNEdgeDetector(GeoModel):
+class BDCNEdgeDetector(EdgeDetector):
     """The probability of an edge at each pixel, where each scale learns the edges that the other scales do not find.
 
     Scale enhancement modules see each convolution of a VGG (of other backbones each level) through dilated filters;
@@ -39,75 +25,37 @@ class BDCNEdgeDetector(GeoModel):
         data: the data, or their DataSpec.
         backbone: a torchvision or timm name, see nn/backbones.py; the paper's is VGG16.
         weights: None (random), "default" (pretrained backbone) or a path, see nn/weights.py; the VGG16 of a published
-            HED (`features.*`, `side.*`, for pixels in Caffe's order and range) fits as well, see nn/edges.py.
+            HED (`features.*`, `side.*`, for pixels in Caffe's order and range) fits as well.
         size: "full", or "small": without the coarsest level, and enhancement modules of half the width.
         balance_over: "image": edges are balanced in each image, as published; an image without edges then teaches
             nothing. "batch": over the global batch.
 
     Raises:
-        ValueError: an unknown backbone, size or balance, or weights that do not belong to the backbone.
+        ValueError: an unknown backbone, size or balance, a backbone of a single level, or weights that do not belong to
+            the backbone.
         FileNotFoundError: no such weights, or no download of them from here.
     """
 
-    task = "edges"
-    backbones = staticmethod(torchvision_names)
+    # as published: weights of the losses of sides and fusion, and of pixels that are no edges
+    terms = {"shallow_to_deep": 0.5, "deep_to_shallow": 0.5, "fuse": 1.1}
+    negative = 1.1
 
-    def __init__(
-        self,
-        data: object,
-        *,
-        backbone: str = "vgg16",
-        weights: str | None = None,
-        size: str = "full",
-        balance_over: str = "image",
-    ) -> None:
-        super().__init__(data, backbone=backbone, size=size, balance_over=balance_over)
-        check_balance(balance_over)
-        self.balance_over = balance_over
-        self.backbone = edge_backbone(backbone, len(self.spec.bands), size)
+    def build_sides(self, size: str) -> None:
+        """Add the modules of each level, and the fusion."""
         width = 32 if size == "full" else 16
         self.scales = nn.ModuleList(_Scale(channels, width) for channels in self._channels())
         self.fusion = nn.Conv2d(2 * len(self.scales), 1, 1)
         nn.init.constant_(self.fusion.weight, 0.8 / len(self.fusion.weight[0]))
         nn.init.zeros_(self.fusion.bias)
-        if weights is not None:
-            load_edge_weights(self, weights, backbone)
 
-    def loss_counts(self, targets: list[dict]) -> dict[str, float] | None:
-        """Return the count of each loss term, its pixels; None where the balance is that of a part of the batch."""
-        if self.balance_over == "batch":
-            return None
-        pixels = float(pixel_count(edge_truth(targets, torch.device("cpu"))))
-        return {"shallow_to_deep": pixels, "deep_to_shallow": pixels, "fuse": pixels}
-
-    def forward(self, images: Tensor, targets: list[dict] | None = None) -> dict[str, Loss] | list[dict]:
-        """Find the edges in images [B, C, H, W].
-
-        Args:
-            images: scaled to 0..1, padded on the right and below.
-            targets: needed in training: `edges` uint8 [H, W], 0, 1 and 255, ignored.
-
-        Returns:
-            In training the loss terms, those of all levels of a direction together; in evaluation per image
-            {"edges": probability [H, W]}.
-        """
-        padded = pad_to_multiple(self.normalize(images), self.backbone.strides[-1])
-        levels = zip(level_maps(self.backbone, padded), self.scales, self.backbone.strides)
-        sides = [upsample(scale(maps), stride, images.shape[-2:]) for maps, scale, stride in levels]
-        shallow_to_deep = cascade([side[:, :1] for side in sides])
-        deep_to_shallow = cascade([side[:, 1:] for side in reversed(sides)])[::-1]
-        fused = self.fusion(torch.cat(shallow_to_deep + deep_to_shallow, 1))
-        if not self.training:
-            return [{"edges": edges} for edges in fused[:, 0].to(images.dtype).sigmoid()]
-        truth = edge_truth(targets, images.device)
-        weights = balance_weights(truth, images, NEGATIVE, self.balance_over)
-        maps = {"shallow_to_deep": shallow_to_deep, "deep_to_shallow": deep_to_shallow, "fuse": [fused]}
-        losses = {}
-        for name, edges in maps.items():
-            terms = [balanced_cross_entropy(of_level[:, 0], truth, weights) for of_level in edges]
-            factor = FUSED if name == "fuse" else SIDE
-            losses[name] = Loss(factor * torch.stack([term.total for term in terms]).sum(), terms[0].count)
-        return losses
+    def edge_maps(self, images: Tensor, size: tuple[int, int]) -> dict[str, Tensor]:
+        """Return the maps of all levels in both directions, and the fused one."""
+        levels = zip(level_maps(self.backbone, images), self.scales, self.backbone.strides)
+        sides = [upsample(scale(maps), stride, size) for maps, scale, stride in levels]
+        shallow_to_deep = torch.cat(cascade([side[:, :1] for side in sides]), 1)
+        deep_to_shallow = torch.cat(cascade([side[:, 1:] for side in reversed(sides)])[::-1], 1)
+        fused = self.fusion(torch.cat([shallow_to_deep, deep_to_shallow], 1))
+        return {"shallow_to_deep": shallow_to_deep, "deep_to_shallow": deep_to_shallow, "fuse": fused}
 
     @torch.no_grad()
     def _channels(self) -> list[list[int]]:

@@ -1,8 +1,9 @@
 """Feature pyramids from torchvision and timm by name, for any number of bands.
 
 A backbone is a module that maps images [B, C, H, W] to a list of feature maps, finest first, with the attributes
-`channels` and `strides` (one each per level), `first_conv` (name of the first convolution) and `source`. Its parameters
-keep the names of the library it comes from, so that published weights match by name.
+`channels` and `strides` (one each per level), `first_conv` (name of the first convolution), `input_convs` (names of all
+that see the image itself, where branches begin there) and `source`. Its parameters keep the names of the library it comes
+from, so that published weights match by name.
 
 Names that torchvision has are torchvision's networks; other names are timm's, and `timm:NAME` is timm's in any case.
 Library dropout and stochastic depth are off: what a network computes is a function of its input.
@@ -10,6 +11,8 @@ Library dropout and stochastic depth are off: what a network computes is a funct
 
 import copy
 import difflib
+import math
+from collections.abc import Callable
 
 import torch
 import torchvision
@@ -20,6 +23,7 @@ from torchvision.ops import StochasticDepth
 from accel_geo.nn.dilation import dilate
 
 RGB = ("red", "green", "blue")
+_PROBE = (64, 96)  # height and width of an image that is no square and that all strides divide
 
 
 class Backbone(nn.Module):
@@ -48,6 +52,7 @@ class Backbone(nn.Module):
         self.channels = [channels[i] for i in last]
         self.strides = [side // sizes[i] for i in last]
         self.first_conv = _first_conv(self)
+        self.input_convs = [self.first_conv]
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the feature maps of an image batch [B, C, H, W], finest first."""
@@ -77,10 +82,10 @@ def build_backbone(name: str, bands: int, *, max_stride: int = 32, output_stride
     if name in torchvision_names():
         network = torchvision.models.get_model(name, weights=None)
         backbone = Backbone(network, _trunk(name, network), max_stride)
+        _set_bands(backbone, bands)
     else:
-        backbone = _timm_backbone(name, max_stride)
+        backbone = _timm_backbone(name, bands, max_stride)
     _silence(backbone)
-    _set_bands(backbone, bands)
     if output_stride is not None:
         dilate(backbone, output_stride)
     return backbone
@@ -197,36 +202,59 @@ def _adopt(target: nn.Module, network: nn.Module, step: str) -> None:
     target.add_module(child, network.get_submodule(step))
 
 
-def _timm_backbone(name: str, max_stride: int) -> nn.Module:
+def _timm_backbone(name: str, bands: int, max_stride: int) -> nn.Module:
     import timm
 
     short = name.removeprefix("timm:")
     if not timm.is_model(short):
         _refuse(name, torchvision_names() + timm.list_models())
+    instead = "take a convolutional network such as resnet34, mobilenet_v2 or timm:efficientnet_lite0"
     try:
-        strides = timm.create_model(short, features_only=True).feature_info.reduction()
-        levels = [i for i, stride in enumerate(strides) if stride <= max_stride]
-        backbone = timm.create_model(short, features_only=True, out_indices=levels)
+        every = timm.create_model(short, features_only=True, in_chans=bands).feature_info.info
+        levels = [i for i, level in enumerate(every) if level["reduction"] <= max_stride]
+        backbone = timm.create_model(short, features_only=True, in_chans=bands, out_indices=levels)
         channels, strides = backbone.feature_info.channels(), backbone.feature_info.reduction()
-        features = backbone.eval()(torch.zeros(1, 3, 64, 64))
+        # no random numbers, or initial weights would change; no constant, to recognise the image
+        image = torch.linspace(0, 1, bands * math.prod(_PROBE)).view(1, bands, *_PROBE)
+        features, input_convs = _look(backbone, image)
         shapes = [list(feature.shape) for feature in features]
     except Exception as error:
         raise ValueError(
-            f"timm's {short} has no feature pyramid for any image size ({type(error).__name__}: {error}); "
-            "take a convolutional network such as resnet34, mobilenet_v2 or timm:efficientnet_lite0"
+            f"timm's {short} has no feature pyramid for {bands} bands and any image size ({type(error).__name__}: "
+            f"{error}); {instead}"
         ) from error
-    if len(set(strides)) < len(strides) or shapes != [[1, c, 64 // s, 64 // s] for c, s in zip(channels, strides)]:
+    wanted = [[1, depth, *(side // stride for side in _PROBE)] for depth, stride in zip(channels, strides)]
+    if len(set(strides)) < len(strides) or shapes != wanted:
         raise ValueError(
-            f"timm's {short} gives feature maps {shapes} for a 64 px image, not [B, C, H / stride, W / stride]; "
-            "take a convolutional network such as resnet34, mobilenet_v2 or timm:efficientnet_lite0"
+            f"timm's {short} gives feature maps {shapes} for an image of {' x '.join(map(str, _PROBE))} pixels, not [B, C, "
+            f"H / stride, W / stride]; {instead}"
         )
     backbone.channels, backbone.strides, backbone.source = list(channels), list(strides), "timm"
-    backbone.first_conv = _first_conv(backbone)
+    backbone.first_conv, backbone.input_convs = _first_conv(backbone), input_convs
     # timm may keep stages behind the last level
     sum(feature.sum() for feature in features).backward()
     _drop_unused(backbone)
     backbone.zero_grad()
     return backbone.train()
+
+
+def _look(backbone: nn.Module, image: Tensor) -> tuple[list[Tensor], list[str]]:
+    """Return the feature maps of an image, and the names of the convolutions that see it."""
+    seeing: list[str] = []
+
+    def note(name: str) -> Callable:
+        def hook(layer: nn.Module, inputs: tuple[Tensor]) -> None:
+            if inputs[0].shape == image.shape and torch.equal(inputs[0], image):
+                seeing.append(name)
+
+        return hook
+
+    convs = [(name, layer) for name, layer in backbone.named_modules() if isinstance(layer, nn.Conv2d)]
+    hooks = [layer.register_forward_pre_hook(note(name)) for name, layer in convs]
+    features = backbone.eval()(image)
+    for hook in hooks:
+        hook.remove()
+    return features, seeing
 
 
 def _drop_unused(module: nn.Module) -> None:

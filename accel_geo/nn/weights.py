@@ -7,13 +7,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from accel_geo.nn.backbones import extend_stem
+from accel_geo.nn.backbones import RGB, extend_stem
 from accel_geo.parallel.reduction import is_main
 
 # words that other programs put before a network's own names
 _PREFIXES = {"module", "model", "network", "net", "backbone", "body", "encoder", "trunk", "state_dict"}
 # sequential networks are also published without the name of their container
 _CONTAINERS = ("", "features.")
+# of ImageNet, 0..255, as Caffe's VGG subtracts it
+CAFFE_MEAN = {"red": 123.68, "green": 116.779, "blue": 103.939}
+# names in a published edge detector on Caffe's VGG16: its first convolution, and that of its first side output
+_CAFFE_NAMES = ("features.0.weight", "features.0.bias", "side.0.weight")
 
 
 def load_weights(
@@ -29,11 +33,16 @@ def load_weights(
 ) -> str:
     """Load starting weights into a freshly built model, by name.
 
-    A first convolution made for other bands follows `extend_stem`; what has another shape, and the head where the class
-    lists differ, keeps its fresh values; a file in which less than half of the backbone is found is refused.
+    Convolutions that see the image follow `extend_stem` where they were made for other bands; what has another shape, and
+    the head where the class lists differ, keeps its fresh values; a file in which less than half of the backbone is found
+    is refused.
+
+    A published edge detector on VGG16 (`features.*` beside `side.*`) was trained in Caffe's way, on pixels of 0 to 255 in
+    the order blue, green, red, less a mean: its first convolution is rewritten by `from_caffe_pixels` for what
+    `model.normalize` gives.
 
     Args:
-        model: the whole network.
+        model: the whole network; a GeoModel, or a module with its buffers `pixel_mean` and `pixel_std`.
         weights: "default", or the path of a .safetensors, .pth or .pt file, or of a published model's folder.
         backbone: the part of `model` that must be found (see nn/backbones.py).
         heads: prefixes of the names in `model` that depend on the class list.
@@ -54,17 +63,18 @@ def load_weights(
     else:
         path = _weights_file(Path(weights))
         source, origin, facts = read_weights(path), str(path), _facts(path.parent)
+    on_caffe_pixels = any({prefix + name for name in _CAFFE_NAMES} <= set(source) for prefix in _prefixes(source))
     if rename is not None:
         source = {rename(name): tensor for name, tensor in source.items()}
 
     target = model.state_dict()
     scope = next(name for name, module in model.named_modules() if module is backbone) + "."
-    stem = f"{scope}{backbone.first_conv}.weight"
-    found = _match(source, target, scope, stem)
+    stems = [f"{scope}{name}.weight" for name in getattr(backbone, "input_convs", [backbone.first_conv])]
+    found = _match(source, target, scope, stems)
     needed = [name for name in target if name.startswith(scope) and not name.endswith("num_batches_tracked")]
     # the normalisation is that of the data at hand
     found = {name: tensor for name, tensor in found.items() if name not in ("pixel_mean", "pixel_std")}
-    usable = {name: tensor for name, tensor in found.items() if name == stem or tensor.shape == target[name].shape}
+    usable = {name: tensor for name, tensor in found.items() if name in stems or tensor.shape == target[name].shape}
     hits = sum(name in usable for name in needed)
     if hits * 2 < len(needed):
         raise ValueError(
@@ -72,8 +82,14 @@ def load_weights(
             f"the backbone needs {_examples(name.removeprefix(scope) for name in needed)}. Give the weights of this "
             "backbone, or choose the backbone that the file is for (--backbone)"
         )
-    if stem in usable:
-        usable[stem] = extend_stem(usable[stem], bands, facts.get("bands"))
+    for stem in (name for name in stems if name in usable):
+        if on_caffe_pixels:
+            bias = stem.removesuffix("weight") + "bias"
+            usable[stem], usable[bias] = from_caffe_pixels(
+                usable[stem], usable[bias], bands, model.pixel_mean, model.pixel_std
+            )
+        else:
+            usable[stem] = extend_stem(usable[stem], bands, facts.get("bands"))
         if usable[stem].shape != target[stem].shape:
             raise ValueError(
                 f"{origin}: the first convolution is {list(found[stem].shape)}, this backbone's is "
@@ -83,6 +99,8 @@ def load_weights(
         usable = {name: tensor for name, tensor in usable.items() if not name.startswith(heads)}
     model.load_state_dict(usable, strict=False)
     report = _report(origin, hits, len(needed), usable, target, heads, scope)
+    if on_caffe_pixels:
+        report += "; the first convolution, made for Caffe's pixels, is rewritten for images normalised as here"
     if is_main():
         print(report, flush=True)
     return report
@@ -121,6 +139,35 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def from_caffe_pixels(
+    filters: Tensor, bias: Tensor, bands: tuple[str, ...], mean: Tensor, std: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return a convolution on normalised images that gives what another gives on pixels x of 0..255 less CAFFE_MEAN m.
+
+    With an image n = (x / 255 - mean) / std, filters W of (x - m) become 255 std W, and their bias grows by the sum of
+    W (255 mean - m): the same output, but where a filter reaches beyond the image, into padding of the mean colour of
+    the data instead of that of ImageNet. Other bands follow `extend_stem`.
+
+    Args:
+        filters: [out, 3, kh, kw] for blue, green, red.
+        bias: [out].
+        bands: names of the image's C bands.
+        mean: of each band of the image, scaled to 0..1; any shape of C values.
+        std: likewise.
+
+    Returns:
+        Filters [out, C, kh, kw] and bias [out], float64.
+    """
+    names = [band.strip().lower() for band in bands]
+    wide = extend_stem(filters.double().flip(1), bands)
+    if len(names) == 3 and not set(names) & set(RGB):
+        names = RGB
+    other = sum(CAFFE_MEAN.values()) / 3
+    caffe = torch.tensor([CAFFE_MEAN.get(name, other) for name in names], dtype=torch.float64)
+    mean, std = mean.cpu().double().flatten(), std.cpu().double().flatten()
+    return wide * (255 * std)[:, None, None], bias.double() + wide.sum((2, 3)) @ (255 * mean - caffe)
+
+
 def _weights_file(path: Path) -> Path:
     if path.is_dir() and (path / "model.safetensors").is_file():
         return path / "model.safetensors"
@@ -144,7 +191,7 @@ def _facts(folder: Path) -> dict[str, tuple[str, ...]]:
         return {}
 
 
-def _match(source: dict[str, Tensor], target: dict[str, Tensor], scope: str, stem: str) -> dict[str, Tensor]:
+def _match(source: dict[str, Tensor], target: dict[str, Tensor], scope: str, stems: list[str]) -> dict[str, Tensor]:
     """Pair the file's tensors with the model's names in the way that pairs the most."""
     # timm joins the names of nested modules with "_" in its pyramids and with "." elsewhere
     canonical = {name.replace(".", "_"): name for name in target}
@@ -155,7 +202,7 @@ def _match(source: dict[str, Tensor], target: dict[str, Tensor], scope: str, ste
             for container in _CONTAINERS:
                 start = (base + container).replace(".", "_")
                 found = {canonical[start + n]: t for n, t in tails.items() if start + n in canonical}
-                fitting = [n for n, t in found.items() if t.shape == target[n].shape or n == stem]
+                fitting = [n for n, t in found.items() if t.shape == target[n].shape or n in stems]
                 score = (len(fitting), len(found))
                 if score > most:
                     best, most = found, score

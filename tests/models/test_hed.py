@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from accel_geo.models.hed import HEDEdgeDetector
-from accel_geo.nn.edges import CAFFE_MEAN
+from accel_geo.nn.weights import CAFFE_MEAN
 
 WEIGHTS = Path("weights") / "hed_bsds500_fp16.safetensors"
 CHIP = Path("data") / "banepa_oam_osm" / "images" / "OAM-386692-220242-19.tif"

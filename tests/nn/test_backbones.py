@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torchvision.models import regnet
 
 from accel_geo.nn.backbones import build_backbone, extend_stem, pad_to_multiple, pretrained_state, torchvision_names
 
@@ -60,6 +61,54 @@ def test_coarse_levels_can_be_left_out(name):
     assert len(features) == 3 and all(p.grad is not None for p in backbone.parameters())
 
 
+# A network of each convolutional family of timm that has small ones; several see the image by more than one convolution.
+FAMILIES = {
+    "timm:repvgg_a0": 2,
+    "timm:mobileone_s0": 2,
+    "timm:fastvit_t8": 2,
+    "timm:mobilenetv3_small_050": 1,
+    "timm:efficientnet_lite0": 1,
+    "timm:regnetx_002": 1,
+    "timm:dla34": 1,
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("bands", [1, 8])
+def test_every_convolution_that_sees_the_image_takes_its_bands(name, bands):
+    backbone = build_backbone(name, bands)
+    assert [backbone.get_submodule(conv).in_channels for conv in backbone.input_convs] == [bands] * FAMILIES[name]
+    features = backbone(torch.rand(2, bands, 64, 96))
+    assert [f.shape[1:] for f in features] == [
+        (c, 64 // s, 96 // s) for c, s in zip(backbone.channels, backbone.strides)
+    ]
+    assert backbone.strides[-1] == 32
+    sum(feature.sum() for feature in features).backward()
+    assert all(p.grad is not None for p in backbone.parameters())
+
+
+@pytest.mark.slow
+def test_all_of_torchvisions_take_any_bands(monkeypatch):
+    """By their shapes alone, without memory for the weights."""
+    widths = regnet.BlockParams.from_init_params
+
+    def on_the_cpu(*args, **kwargs):  # it reads the numbers that it computes
+        with torch.device("cpu"):
+            return widths(*args, **kwargs)
+
+    monkeypatch.setattr(regnet.BlockParams, "from_init_params", on_the_cpu)
+    names = torchvision_names()
+    assert len(names) > 50
+    for name in names:
+        with torch.device("meta"):
+            backbone = build_backbone(name, 4)
+            features = backbone(torch.rand(2, 4, 64, 96))
+        assert [f.shape[1:] for f in features] == [
+            (c, 64 // s, 96 // s) for c, s in zip(backbone.channels, backbone.strides)
+        ], name
+        assert backbone.strides[-1] == 32
+
+
 def test_unknown_names_list_close_ones():
     with pytest.raises(ValueError, match="no backbone is called 'resnet43'.*resnet34"):
         build_backbone("resnet43", 3)
@@ -67,9 +116,18 @@ def test_unknown_names_list_close_ones():
         build_backbone("timm:resnet1o", 3)
 
 
-def test_networks_without_a_pyramid_are_refused():
-    with pytest.raises(ValueError, match="no feature pyramid"):
-        build_backbone("vit_tiny_patch16_224", 3)
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("vit_tiny_patch16_224", "no feature pyramid"),
+        ("swin_tiny_patch4_window7_224", "no feature pyramid for 3 bands and any image size.*doesn't match"),
+        ("mambaout_femto", "not .B, C, H / stride, W / stride"),  # its channels come last
+        ("xcit_nano_12_p8_224", "not .B, C, H / stride, W / stride"),  # all levels of one stride
+    ],
+)
+def test_networks_without_a_pyramid_are_refused(name, says):
+    with pytest.raises(ValueError, match=f"{says}.*take a convolutional network"):
+        build_backbone(name, 3)
 
 
 @pytest.mark.parametrize("name, file", [("resnet18", "resnet18-"), ("timm:resnet10t", "hub repository timm/resnet10t")])

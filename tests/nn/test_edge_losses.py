@@ -2,17 +2,13 @@ import math
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-from accel_geo.nn.backbones import build_backbone
 from accel_geo.nn.edges import (
-    CAFFE_MEAN,
     balance_weights,
     balanced_cross_entropy,
     edge_backbone,
     edge_truth,
-    from_caffe_pixels,
     level_maps,
     upsample,
 )
@@ -120,31 +116,7 @@ def test_levels(name, size, strides, maps):
         assert all(map_.shape[-1] == 64 // stride for map_ in level)
 
 
-def test_filters_for_caffes_pixels():
-    draw = torch.Generator().manual_seed(1)
-    filters, bias = torch.randn(5, 3, 3, 3, generator=draw), torch.randn(5, generator=draw)
-    pixels = torch.randint(0, 256, (2, 3, 12, 12), generator=draw).float()  # red, green, blue
-    bgr = (pixels - torch.tensor(list(CAFFE_MEAN.values()))[:, None, None]).flip(1)
-    wanted = F.conv2d(bgr, filters, bias)
-    mean, std = torch.tensor([0.3, 0.5, 0.4]), torch.tensor([0.1, 0.2, 0.3])
-    conv = nn.Conv2d(3, 5, 3)
-    for bands in [("red", "green", "blue"), ("Band_1", "Band_2", "Band_3")]:
-        from_caffe_pixels(conv, filters, bias, bands, mean.view(-1, 1, 1), std.view(-1, 1, 1))
-        found = conv((pixels / 255 - mean[:, None, None]) / std[:, None, None])
-        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-2)
-    # bands in another order: each keeps its own filters and mean
-    from_caffe_pixels(conv, filters, bias, ("blue", "red", "green"), mean[[2, 0, 1]], std[[2, 0, 1]])
-    found = conv(((pixels / 255 - mean[:, None, None]) / std[:, None, None])[:, [2, 0, 1]])
-    assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-2)
-    # one grey band answers like the same grey in three
-    grey = pixels[:, :1]
-    one = nn.Conv2d(1, 5, 3)
-    from_caffe_pixels(one, filters, bias, ("pan",), mean[:1], std[:1])
-    centre = F.conv2d(grey.expand(-1, 3, -1, -1) - sum(CAFFE_MEAN.values()) / 3, filters, bias)
-    assert torch.allclose(one((grey / 255 - mean[0]) / std[0]), centre, rtol=1e-4, atol=1e-2)
-
-
-def test_an_unknown_size_is_refused():
-    with pytest.raises(ValueError, match="'full' or 'small'"):
-        edge_backbone("vgg11", 3, "tiny")
-    assert build_backbone("vgg11", 3).strides[-1] == 32
+def test_a_single_scale_is_refused():
+    assert edge_backbone("timm:shvit_s1", 3, "full").strides == [16, 32]
+    with pytest.raises(ValueError, match=r"shvit_s1 has feature maps of strides \[16\] alone.*vgg16"):
+        edge_backbone("timm:shvit_s1", 3, "small")

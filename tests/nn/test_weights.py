@@ -3,9 +3,10 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn import functional as F
 
 from accel_geo.nn.backbones import build_backbone
-from accel_geo.nn.weights import load_weights, read_weights
+from accel_geo.nn.weights import CAFFE_MEAN, from_caffe_pixels, load_weights, read_weights
 
 
 class Network(nn.Module):
@@ -90,6 +91,38 @@ def test_other_bands_follow_the_stem_rule(features, tmp_path):
     stem = features["features.0.0.weight"]
     mine = network.backbone.get_parameter("features.0.0.weight")
     assert torch.allclose(mine[:, :3], stem * 3 / 5) and torch.allclose(mine[:, 3], stem.mean(1) * 3 / 5)
+
+
+def test_filters_for_caffes_pixels():
+    draw = torch.Generator().manual_seed(1)
+    filters, bias = (torch.randn(*shape, dtype=torch.float64, generator=draw) for shape in [(5, 3, 3, 3), (5,)])
+    pixels = torch.randint(0, 256, (2, 3, 12, 12), generator=draw).double()  # red, green, blue
+    bgr = (pixels - torch.tensor(list(CAFFE_MEAN.values()), dtype=torch.float64).view(3, 1, 1)).flip(1)
+    wanted = F.conv2d(bgr, filters, bias)
+    mean, std = (torch.tensor(v, dtype=torch.float64) for v in ([0.3, 0.5, 0.4], [0.1, 0.2, 0.3]))
+    for bands in [("red", "green", "blue"), ("Band_1", "Band_2", "Band_3")]:
+        conv = from_caffe_pixels(filters, bias, bands, mean.view(-1, 1, 1), std.view(-1, 1, 1))
+        found = F.conv2d((pixels / 255 - mean[:, None, None]) / std[:, None, None], *conv)
+        assert torch.allclose(found, wanted)
+    # bands in another order: each keeps its own filters and mean
+    conv = from_caffe_pixels(filters, bias, ("blue", "red", "green"), mean[[2, 0, 1]], std[[2, 0, 1]])
+    found = F.conv2d(((pixels / 255 - mean[:, None, None]) / std[:, None, None])[:, [2, 0, 1]], *conv)
+    assert torch.allclose(found, wanted)
+    # one grey band answers like the same grey in three
+    grey = pixels[:, :1]
+    one = from_caffe_pixels(filters, bias, ("pan",), mean[:1], std[:1])
+    centre = F.conv2d(grey.expand(-1, 3, -1, -1) - sum(CAFFE_MEAN.values()) / 3, filters, bias)
+    assert torch.allclose(F.conv2d((grey / 255 - mean[0]) / std[0], *one), centre)
+
+
+def test_branches_that_see_the_image_follow_the_stem_rule(tmp_path):
+    first, second = Network("timm:repvgg_a0"), Network("timm:repvgg_a0", bands=5)
+    save_file(first.backbone.state_dict(), tmp_path / "w.safetensors")
+    second.start(tmp_path / "w.safetensors")
+    assert set(second.backbone.input_convs) == {"stem.conv_kxk.conv", "stem.conv_1x1.conv"}
+    for name in second.backbone.input_convs:
+        stem, mine = (network.backbone.get_parameter(f"{name}.weight") for network in (first, second))
+        assert torch.allclose(mine[:, :3], stem * 3 / 5) and torch.allclose(mine[:, 3], stem.mean(1) * 3 / 5)
 
 
 def published(folder, network, classes, bands):
