@@ -1,5 +1,9 @@
 """Exact evaluation: each chip once, on any number of processes, reduced from the records of single chips."""
 
+import contextlib
+import gc
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +11,7 @@ from torch import nn
 
 from accel_geo.engine.batches import Loader
 from accel_geo.parallel.order import evaluation_chunks
-from accel_geo.parallel.reduction import broadcast_json, gather_json, is_main, rank, world_size
+from accel_geo.parallel.reduction import broadcast_json, gather_bytes, gather_json, is_main, rank, world_size
 from accel_geo.parallel.watch import busy
 
 CHUNK = 8  # chips in one forward pass: fixed, so that a chip is computed in the same company on any process count
@@ -85,18 +89,37 @@ def evaluate(
                 records.append(task.record(chips.spec, _to_cpu(prediction), _to_cpu(target), file))
     finally:
         module.train(training)
-    if share:
-        gathered = gather_json([records, unreadable])
-        records, unreadable = ([item for part in gathered for item in part[which]] for which in (0, 1))
     metrics = None
-    if is_main() or not distributed:
-        records.sort(key=lambda record: record["image_id"])
-        with busy():
-            metrics = task.metrics(chips.spec, records)
+    with _without_collector():
+        if share:
+            records = _gather_on_main(records)
+            unreadable = [item for part in gather_json(unreadable) for item in part]
+        if is_main() or not distributed:
+            records.sort(key=lambda record: record["image_id"])
+            with busy():
+                metrics = task.metrics(chips.spec, records)
     if distributed:
         metrics = broadcast_json(metrics)
         records = records if is_main() else []
     return Evaluation(metrics, records, dict(sorted(unreadable)))
+
+
+def _gather_on_main(records: list[dict]) -> list[dict]:
+    """Return the records of all processes on the main one, nothing on the others."""
+    texts = gather_bytes(b"" if is_main() else json.dumps(records).encode())
+    return records + [record for text in texts if text for record in json.loads(text)] if is_main() else []
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the garbage collector from looking again and again at what grows here: many small dicts without cycles."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _to_cpu(values: dict) -> dict:

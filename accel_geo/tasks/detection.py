@@ -60,7 +60,7 @@ class Detection(Task):
         ]
         objects = self.objects(spec, target, range(len(target["boxes"])), size)
         for thing in objects:
-            thing["area"] = coco.area(thing, self.kind)
+            thing["area"] = coco.areas([thing], self.kind)[0]
         record["truth"] = {"size": list(size), "objects": objects}
         return record
 
@@ -76,18 +76,15 @@ class Detection(Task):
         numbers, bbox = array(labels["labels"]), coco.boxes_to_xywh(array(labels["boxes"]))
         return [{"label": spec.class_values[int(numbers[i]) - 1], "bbox": bbox[i]} for i in chosen]
 
-    def precisions(self, spec: DataSpec, records: Iterable[dict], kind: str) -> np.ndarray:
-        """Return the precisions [10 IoU thresholds, 101 recalls, K, 4 areas] of "bbox" or "segm" over all records."""
+    def precisions(
+        self, spec: DataSpec, records: Iterable[dict], kind: str, ranges: Sequence[str] = coco.AREAS
+    ) -> np.ndarray:
+        """Return the precisions [10 IoU thresholds, 101 recalls, K, areas] of "bbox" or "segm" over all records."""
         records = counted(records)
-        index = {value: i for i, value in enumerate(spec.class_values, start=1)}
-
-        def numbered(objects: list[dict]) -> list[dict]:
-            return [thing | {"label": index[thing["label"]]} for thing in objects]
-
         sizes = [record["truth"]["size"] for record in records]
-        truths = [numbered(record["truth"]["objects"]) for record in records]
-        found = [numbered(record["prediction"]["detections"]) for record in records]
-        return coco.precisions(sizes, truths, found, len(index), kind)
+        truths = [record["truth"]["objects"] for record in records]
+        found = [record["prediction"]["detections"] for record in records]
+        return coco.precisions(sizes, truths, found, spec.class_values, kind, ranges)
 
     def metrics(self, spec: DataSpec, records: Iterable[dict]) -> Metrics:
         """Return the average precisions; None where no chip has truth for it."""
@@ -110,7 +107,7 @@ class Detection(Task):
         from accel_geo.report.charts import precision_recall
         from accel_geo.report.pictures import to_png
 
-        values = self.precisions(spec, records, self.kind)[0, :, :, 0]
+        values = self.precisions(spec, records, self.kind, coco.AREAS[:1])[0, :, :, 0]
         recalls = np.linspace(0, 1, len(values))
         lines = [(name, recalls, values[:, i]) for i, name in enumerate(spec.classes) if (values[:, i] > -1).all()]
         return [("Precision and recall at an IoU of 0.5", to_png(precision_recall(lines)))] if lines else []

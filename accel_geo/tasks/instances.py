@@ -24,14 +24,14 @@ class Instances(Detection):
     def objects(self, spec: DataSpec, labels: dict, chosen: Sequence[int], size: tuple[int, int]) -> list[dict]:
         """Return the chosen objects with their masks as run lengths; see `Detection.objects`."""
         h, w = size
-        masks = (array(labels["masks"][i])[:h, :w] for i in chosen)
+        masks = array(labels["masks"])
         things = super().objects(spec, labels, chosen, size)
-        return [thing | {"segmentation": coco.encode_mask(mask)} for thing, mask in zip(things, masks)]
+        return [thing | {"segmentation": coco.encode_mask(masks[i, :h, :w])} for thing, i in zip(things, chosen)]
 
     def metrics(self, spec: DataSpec, records: Iterable[dict]) -> Metrics:
         """Return the average precisions of masks and boxes; None where no chip has truth for it."""
         records = list(records)
-        boxes = self.precisions(spec, records, "bbox")
+        boxes = self.precisions(spec, records, "bbox", coco.AREAS[:1])
         labels = range(1, len(spec.classes) + 1)
         return super().metrics(spec, records) | {
             "box_map": coco.mean_precision(boxes),

@@ -5,10 +5,12 @@ import numpy as np
 import pycocotools.mask
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tasks.detections import SCALARS, close, records_of, reference
+from tasks.detections import SCALARS, close, records_of, reference, shaken
 
+from accel_geo.engine.evaluation import evaluate
 from accel_geo.tasks import TASKS, coco
 
 TASK = TASKS["instances"]
@@ -37,6 +39,77 @@ def test_equals_pycocotools(seed, size, make_spec, make_target, objects):
     stats, precision = reference(spec, records, "bbox")
     assert close(metrics["box_map"], stats[0]) and close(metrics["box_map50"], stats[1])
     assert 0 < metrics["map50"] < 1
+
+
+class Split:
+    """Chips of which each names itself in its pixels, for a network that finds its prediction by the name."""
+
+    def __init__(self, spec, targets):
+        self.spec, self.targets = spec, targets
+        self.ids, self.sizes = [t["image_id"] for t in targets], [t["size"] for t in targets]
+        self.files = [f"{i}.tif" for i in self.ids]
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, request):
+        image = torch.full((3, *self.sizes[request.index]), float(request.index))
+        return self.targets[request.index] | {"image": image}
+
+
+class Network(torch.nn.Module):
+    def __init__(self, predictions):
+        super().__init__()
+        self.predictions, self.weight = predictions, torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, images):
+        return [self.predictions[int(image[0, 0, 0])] for image in images]
+
+
+def evaluate_in_a_world(rank, folder, network, split):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    assert dist.get_world_size() == 2
+    done, task = [], TASKS["instances"]
+    record = task.record
+    task.record = lambda spec, prediction, target, file: (
+        done.append(target["image_id"]) or record(spec, prediction, target, file)
+    )
+    found = evaluate(network, split, task, device=torch.device("cpu"), distributed=True)
+    said = {"metrics": found.metrics, "records": found.records, "done": done}
+    (folder / f"{rank}.json").write_text(json.dumps(said, allow_nan=False))
+    dist.destroy_process_group()
+
+
+def test_two_processes_equal_one_and_pycocotools(tmp_path, make_spec, make_target, objects):
+    spec, rng, size, chips = make_spec("instances", tuple("abcd")), np.random.default_rng(3), (200, 180), 30
+    truths = [objects(rng, int(rng.integers(0, 12)), 4, size, reach=160) for _ in range(chips)]
+    predictions = [shaken(rng, truth, objects(rng, 4, 4, size, reach=160)) for truth in truths]
+    split = Split(spec, [make_target(7 * i, size, **truth) for i, truth in enumerate(truths)])
+    network = Network(predictions)
+    alone = evaluate(network, split, TASK, device=torch.device("cpu"), distributed=False)
+    torch.multiprocessing.start_processes(
+        evaluate_in_a_world, (tmp_path, network, split), nprocs=2, start_method="fork"
+    )
+    main, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert main["metrics"] == other["metrics"] == alone.metrics
+    assert main["records"] == alone.records and other["records"] == []
+    assert main["done"] and other["done"] and sorted(main["done"] + other["done"]) == split.ids
+    metrics = main["metrics"]
+    stats, precision = reference(spec, main["records"], "segm")
+    for name, expected in zip(SCALARS, stats):
+        assert expected > 0 and metrics[name] == pytest.approx(expected, abs=1e-9), name
+    boxes, box_precision = reference(spec, main["records"], "bbox")
+    assert metrics["box_map"] == pytest.approx(boxes[0], abs=1e-9)
+    assert metrics["box_map50"] == pytest.approx(boxes[1], abs=1e-9)
+    for key, values in (
+        ("ap", precision[..., 0].mean((0, 1))),
+        ("ap50", precision[0, ..., 0].mean(0)),
+        ("box_ap50", box_precision[0, ..., 0].mean(0)),
+    ):
+        assert (values > 0).all() and metrics[key] == pytest.approx(values.tolist(), abs=1e-9)
+    pixels = sum(len(p["labels"]) + len(t["labels"]) for p, t in zip(predictions, truths)) * size[0] * size[1]
+    assert len(json.dumps(main["records"])) < pixels / 20, "what is kept of a chip holds no masks pixel by pixel"
 
 
 def test_truth_against_itself_is_perfect(make_spec, make_target, objects):
@@ -133,11 +206,16 @@ def test_detections_with_empty_masks_are_false(make_spec, make_target, objects):
     assert metrics["map50"] == 0 and metrics["box_map50"] == pytest.approx(1)
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 40), st.floats(0, 1))
-@settings(max_examples=40, deadline=None)
-def test_run_lengths_give_the_mask_back(seed, h, w, share):
-    mask = np.random.default_rng(seed).random((h, w)) < share
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 40), st.floats(0, 1), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_run_lengths_are_those_of_pycocotools_and_give_the_mask_back(seed, h, w, share, small):
+    rng = np.random.default_rng(seed)
+    mask = rng.random((h, w)) < share
+    if small:  # an object with columns beside it in which nothing is
+        first, last = sorted(rng.integers(0, w + 1, 2))
+        mask[:, :first], mask[:, last:] = False, False
     encoded = json.loads(json.dumps(coco.encode_mask(mask)))
+    assert encoded["counts"] == pycocotools.mask.encode(np.asfortranarray(mask, dtype=np.uint8))["counts"].decode()
     assert (decoded(encoded) == mask).all() and coco.mask_area(encoded) == mask.sum()
 
 
