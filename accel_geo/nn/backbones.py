@@ -223,6 +223,9 @@ def _timm_backbone(name: str, bands: int, max_stride: int) -> nn.Module:
             f"timm's {short} has no feature pyramid for {bands} bands and any image size ({type(error).__name__}: "
             f"{error}); {instead}"
         ) from error
+    if not strides:
+        found = ", ".join(str(level["reduction"]) for level in every)
+        raise ValueError(f"timm's {short} has feature maps of strides {found}, none of {max_stride} or less; {instead}")
     wanted = [[1, depth, *(side // stride for side in _PROBE)] for depth, stride in zip(channels, strides)]
     if len(set(strides)) < len(strides) or shapes != wanted:
         raise ValueError(
@@ -234,7 +237,13 @@ def _timm_backbone(name: str, bands: int, max_stride: int) -> nn.Module:
     # timm may keep stages behind the last level
     sum(feature.sum() for feature in features).backward()
     _drop_unused(backbone)
+    unused = [parameter for parameter in backbone.parameters() if parameter.grad is None]
     backbone.zero_grad()
+    if unused or not _gives(backbone, image, features):
+        raise ValueError(
+            f"timm's {short} cannot do without what follows its feature map of stride {strides[-1]}, the coarsest that is "
+            f"needed here; {instead}"
+        )
     return backbone.train()
 
 
@@ -257,11 +266,26 @@ def _look(backbone: nn.Module, image: Tensor) -> tuple[list[Tensor], list[str]]:
     return features, seeing
 
 
+@torch.no_grad()
+def _gives(backbone: nn.Module, image: Tensor, features: list[Tensor]) -> bool:
+    try:
+        return all(torch.equal(found, wanted) for found, wanted in zip(backbone(image), features, strict=True))
+    except Exception:  # whatever it has run into
+        return False
+
+
+class _LeftOut(nn.Module):
+    """In place of a module whose result is of no use: zero, which fits to any shape."""
+
+    def forward(self, x: Tensor | list[Tensor], *rest: object) -> Tensor:
+        return (x[0] if isinstance(x, list) else x).new_zeros(1, 1, 1, 1)
+
+
 def _drop_unused(module: nn.Module) -> None:
     for name, child in module.named_children():
-        parameters = list(child.parameters())
-        if parameters and all(parameter.grad is None for parameter in parameters):
-            setattr(module, name, nn.Identity())
+        unused = [parameter.grad is None for parameter in child.parameters()]
+        if unused and all(unused) and not isinstance(child, nn.ModuleList | nn.ModuleDict):
+            setattr(module, name, _LeftOut())
         else:
             _drop_unused(child)
 

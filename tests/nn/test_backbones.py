@@ -52,13 +52,13 @@ def test_a_function_of_the_input_alone():
     assert torch.equal(backbone(images)[-1], backbone(images)[-1])
 
 
-@pytest.mark.parametrize("name", ["resnet18", "timm:mobilenetv3_small_050"])
+@pytest.mark.parametrize("name", ["resnet18", "timm:mobilenetv3_small_050", "timm:hrnet_w18_small", "timm:dla34"])
 def test_coarse_levels_can_be_left_out(name):
     backbone = build_backbone(name, 3, max_stride=8)
-    assert backbone.strides == [2, 4, 8]
+    assert backbone.strides[-3:] == [2, 4, 8]
     features = backbone(torch.rand(1, 3, 64, 64))
     sum(feature.sum() for feature in features).backward()
-    assert len(features) == 3 and all(p.grad is not None for p in backbone.parameters())
+    assert len(features) == len(backbone.strides) and all(p.grad is not None for p in backbone.parameters())
 
 
 # A network of each convolutional family of timm that has small ones; several see the image by more than one convolution.
@@ -107,6 +107,11 @@ def test_all_of_torchvisions_take_any_bands(monkeypatch):
             (c, 64 // s, 96 // s) for c, s in zip(backbone.channels, backbone.strides)
         ], name
         assert backbone.strides[-1] == 32
+
+
+def test_without_a_level_that_is_fine_enough():
+    with pytest.raises(ValueError, match="shvit_s1 has feature maps of strides 16, 32, 64, none of 8 or less"):
+        build_backbone("timm:shvit_s1", 3, max_stride=8)
 
 
 def test_unknown_names_list_close_ones():
