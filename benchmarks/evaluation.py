@@ -7,10 +7,11 @@ class, false ones, and scores of two digits, so that many are equal. A stand-in 
 chip, so that nothing but what an evaluation keeps fills memory; its seconds are left out on both sides. All else counts
 for us: batches, records (run lengths), gathering, metrics, sending them out. For masks both also compare the boxes.
 
-Two ratios, each with a target of a quarter. `of_all`: from the tensors of predictions and truth to all figures, run
-lengths of masks and pycocotools' COCO objects included on both sides. `of_evaluate`: for each kind of overlap, our
-waiting, gathering and computing over pycocotools' evaluate() and accumulate() alone, both from run lengths. For boxes
-`of_everything` says what all of ours is of evaluate() and accumulate() alone. Every figure (by threshold, size and class)
+Ratios, each with a target of a quarter. `of_all`: from the tensors of predictions and truth to all figures, run lengths
+of masks and pycocotools' COCO objects included on both sides. `of_evaluate`: our waiting, gathering and computing over
+pycocotools' evaluate() and accumulate() alone, both from run lengths; `of_evaluate_segm` and `of_evaluate_bbox` compare
+the computing of one kind. For boxes `of_everything` says what all of ours is of evaluate() and accumulate() alone.
+Every figure (by threshold, size and class)
 must be equal to 1e-9. Last comes how far memory grows in an evaluation of 1,000 and of 4,000 chips, in each process.
 """
 
@@ -306,16 +307,20 @@ def compare(task: str, chips: int, runs: int, clock: str) -> None:
         results = {}
         for who in ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours"):
             results[who] = measure(who, task, chips, clock)
-        (main, *_), (reference,) = results["ours"], results["theirs"]
+        (main, *others), (reference,) = results["ours"], results["theirs"]
+        if clock == "cpu":  # the main process waits while another packs its records, which its processor time lacks
+            packing = max(other["gather"] for other in others)
+            main["gather"], main["all"] = main["gather"] + packing, main["all"] + packing
         worst = max(worst, difference(main.pop("metrics"), reference.pop("metrics")))
         for name in ("all", "record", "wait", "gather", *(f"metric_{kind}" for kind in kinds)):
             seconds[f"ours_{name}"].append(main[name])
         for name, value in reference.items():
             seconds[f"pycocotools_{name}"].append(value)
+        ours_alone = sum(main[name] for name in ("wait", "gather", *(f"metric_{kind}" for kind in kinds)))
         compared = {"of_all": (main["all"], sum(reference.values()))}
+        compared["of_evaluate"] = ours_alone, sum(reference[f"evaluate_{kind}"] for kind in kinds)
         for kind in kinds:
-            ours_alone = main["wait"] + main["gather"] + main[f"metric_{kind}"]
-            compared[f"of_evaluate_{kind}"] = ours_alone, reference[f"evaluate_{kind}"]
+            compared[f"of_evaluate_{kind}"] = main[f"metric_{kind}"], reference[f"evaluate_{kind}"]
         if len(kinds) == 1:
             compared["of_everything"] = main["all"], reference[f"evaluate_{kinds[0]}"]
         for name, (mine, other) in compared.items():
