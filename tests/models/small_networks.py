@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torchvision.models.detection.image_list import ImageList
 
 from accel_geo.data.spec import DataSpec
 from accel_geo.models import MODELS, model_class
@@ -142,3 +143,17 @@ def check_trains(model, images, targets):
     mean(losses).backward()
     assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
     return losses
+
+
+class AsTheyAre(nn.Module):
+    """In place of torchvision's resizing and normalising transform."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images, targets):
+        return ImageList(self.model.normalize(torch.stack(images)), [tuple(i.shape[-2:]) for i in images]), targets
+
+    def postprocess(self, result, *sizes):
+        return result

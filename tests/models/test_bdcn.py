@@ -1,15 +1,14 @@
-import json
-
 import edge_chips
 import pytest
 import torch
+from small_networks import check_trains, spec
 from torch.nn import functional as F
 
 from accel_geo.models.bdcn import BDCNEdgeDetector, ScaleEnhancement, cascade
 
 
 def build(bands=3, **arguments):
-    return BDCNEdgeDetector(edge_chips.spec(bands), **{"backbone": "resnet18", "size": "small", **arguments})
+    return BDCNEdgeDetector(spec("BDCNEdgeDetector", bands), **{"backbone": "resnet18", "size": "small", **arguments})
 
 
 def lively(model):
@@ -72,14 +71,6 @@ def published_loss(logits, truth):
     return total
 
 
-def test_contract():
-    edge_chips.check_contract(build)
-
-
-def test_halves_add_up():
-    edge_chips.check_halves_add_up(build(backbone="vgg11"))
-
-
 def test_losses_predictions_and_gradients_are_the_papers():
     model = lively(build(backbone="vgg11", size="full")).double().train()
     images, targets = edge_chips.batch([(33, 50)] * 2)
@@ -129,7 +120,7 @@ def test_scale_enhancement_reaches_twelve_cells_further():
 
 
 def test_sizes_of_the_published_network():
-    model = BDCNEdgeDetector(edge_chips.spec())
+    model = BDCNEdgeDetector(spec("BDCNEdgeDetector"))
     assert [len(scale.enhance) for scale in model.scales] == [2, 2, 3, 3, 3]
     assert model.fusion.weight.flatten().tolist() == pytest.approx([0.08] * 10)
     assert {conv.out_channels for scale in model.scales for conv in scale.reduce} == {21}
@@ -138,61 +129,17 @@ def test_sizes_of_the_published_network():
 
 def test_the_backbone_of_a_published_edge_detector(shared, capsys):
     path = shared / "weights" / "hed_bsds500_fp16.safetensors"
-    model = BDCNEdgeDetector(edge_chips.spec(), weights=str(path))
+    model = BDCNEdgeDetector(spec("BDCNEdgeDetector"), weights=str(path))
     said = capsys.readouterr().out
     assert "26 of 26 tensors of the backbone" in said and "others" not in said  # nothing of its sides
     # Caffe's pixels of 0 to 255, in the model's own normalisation
     assert model.backbone.features.get_submodule("0").weight.abs().max() > 10
-    edge_chips.check_trains(model, *edge_chips.batch([(64, 64)]))
-
-
-def test_freeze_save_and_arguments(tmp_path):
-    model = lively(build(balance_over="batch"))
-    model.freeze()
-    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    assert frozen == {f"backbone.{name}" for name, _ in model.backbone.named_parameters()}
-    images, targets = edge_chips.batch([(64, 64)] * 2, empty=True)
-    assert model.loss_counts(targets) is None
-    edge_chips.mean(model.train()(images, targets)).backward()
-    assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
-    model.unfreeze()
-    again = BDCNEdgeDetector(model.spec, **json.loads(json.dumps(model.arguments)))
-    again.load(model.save(tmp_path))
-    with torch.no_grad():
-        assert torch.equal(again.eval()(images)[0]["edges"], model.eval()(images)[0]["edges"])
+    check_trains(model, *edge_chips.batch([(64, 64)]))
 
 
 def test_a_timm_backbone_and_batch_normalisation():
     model = build(bands=4, backbone="timm:mobilenetv3_small_050")
-    edge_chips.check_trains(model, *edge_chips.batch([(64, 64)] * 2, bands=4))
+    check_trains(model, *edge_chips.batch([(64, 64)] * 2, bands=4))
     # finding the channels counts no statistics
     statistics = [m for m in build().backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     assert statistics and all(int(m.num_batches_tracked) == 0 and m.training for m in statistics)
-
-
-def test_what_cannot_be_is_refused():
-    for wrong, message in [
-        ({"size": "tiny"}, "'full' or 'small'"),
-        ({"balance_over": "world"}, "'image'"),
-        ({"backbone": "vgg61"}, "vgg16"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            build(**wrong)
-
-
-def test_bfloat16():
-    model = lively(build(backbone="vgg11"))
-    images, targets = edge_chips.batch([(64, 96)])
-    exact = model.train()(images, targets)
-    with torch.autocast("cpu", torch.bfloat16):
-        losses = model(images, targets)
-        edges = model.eval()(images)[0]["edges"]
-    for name, loss in losses.items():
-        assert loss.total.dtype == torch.float32
-        assert loss.total.item() == pytest.approx(exact[name].total.item(), rel=0.05)
-    assert edges.dtype == torch.float32
-
-
-@pytest.mark.slow
-def test_overfits_four_chips():
-    edge_chips.check_overfits(build(backbone="vgg11_bn"), steps=150, lr=3e-3)

@@ -1,27 +1,15 @@
+from functools import partial
+
 import pytest
+import small_networks
 import torch
 import torchvision
-from torch import nn
+from small_networks import AsTheyAre, freeze_statistics
 from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import MultiScaleRoIAlign, box_iou
 
 from accel_geo.models.rcnn import FasterRCNN, MaskRCNN
 from accel_geo.nn.boxes import soft_nms
-
-
-class AsTheyAre(nn.Module):
-    """In place of torchvision's resizing and normalising transform."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, images, targets):
-        return ImageList(self.model.normalize(torch.stack(images)), [tuple(i.shape[-2:]) for i in images]), targets
-
-    def postprocess(self, result, *sizes):
-        return result
 
 
 def torchvision_twin(model, **arguments):
@@ -40,36 +28,7 @@ def torchvision_twin(model, **arguments):
     return twin
 
 
-def freeze_statistics(model):
-    for module in model.train().modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
-
-
-def mean(losses):
-    return sum(loss.total / max(float(loss.count), 1.0) for loss in losses.values())
-
-
-@pytest.fixture
-def build(networks):
-    def build(bands=3, classes=4, **arguments):
-        spec = networks.spec("MaskRCNN", bands, classes, task="detection")
-        return FasterRCNN(spec, **{"backbone": "resnet18", "size": "small", **arguments})
-
-    return build
-
-
-@pytest.fixture
-def batch(networks):
-    def batch(sizes, padded=None, **kind):
-        images, targets = networks.batch("MaskRCNN", sizes, padded, **kind)
-        for target in targets:
-            target.pop("masks")
-        return images, targets
-
-    return batch
-
-
+build, batch = partial(small_networks.build, "FasterRCNN"), partial(small_networks.batch, "FasterRCNN")
 OPTIONS = {
     "rpn_pre_nms_top_n_train": 90,
     "rpn_pre_nms_top_n_test": 80,
@@ -93,7 +52,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("objects", [5, 0])
-def test_losses_are_torchvisions_with_all_options(build, batch, objects):
+def test_losses_are_torchvisions_with_all_options(objects):
     """Its own samplers: all anchors and regions are taken, so that nothing is drawn."""
     model = build(**OPTIONS)
     twin = torchvision_twin(model, **OPTIONS).train()
@@ -106,7 +65,7 @@ def test_losses_are_torchvisions_with_all_options(build, batch, objects):
         assert value == pytest.approx(theirs[name].item(), rel=1e-6, abs=1e-7), name
 
 
-def test_detections_are_torchvisions_with_all_options(build, batch):
+def test_detections_are_torchvisions_with_all_options():
     model = build(**OPTIONS).eval()
     images, _ = batch([(128, 128)] * 2)
     twin = torchvision_twin(model, **OPTIONS).eval()
@@ -117,7 +76,7 @@ def test_detections_are_torchvisions_with_all_options(build, batch):
         assert all(torch.equal(mine[name], other[name]) for name in mine)
 
 
-def test_names_and_shapes_of_torchvisions_full_size(build):
+def test_names_and_shapes_of_torchvisions_full_size():
     reference = torchvision.models.detection.fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=5)
     shapes = {name: tensor.shape for name, tensor in build(backbone="resnet50", size="full").state_dict().items()}
     theirs = {name: tensor.shape for name, tensor in reference.state_dict().items()}
@@ -125,30 +84,7 @@ def test_names_and_shapes_of_torchvisions_full_size(build):
     assert all(n.endswith(("num_batches_tracked", "pixel_mean", "pixel_std")) for n in set(shapes) - set(theirs))
 
 
-@pytest.mark.parametrize("bands, size, classes", [(1, (64, 64), 1), (3, (96, 160), 20), (8, (97, 131), 4)])
-def test_trains_and_predicts(build, batch, bands, size, classes):
-    model = build(bands, classes)
-    images, targets = batch([size] * 2, bands=bands, classes=classes)
-    losses = model.train()(images, targets)
-    mean(losses).backward()
-    assert not [n for n, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
-    with torch.no_grad():
-        for found in model.eval()(images):
-            assert set(found) == {"boxes", "labels", "scores"} and found["boxes"].shape == (len(found["labels"]), 4)
-            assert (found["boxes"] >= 0).all() and (found["boxes"][:, 2:] <= torch.tensor(size[::-1])).all()
-
-
-@pytest.mark.parametrize("kind", [{"objects": 0}, {"ignore": True}])
-def test_without_objects_and_ignored(build, batch, kind):
-    model = build()
-    losses = model.train()(*batch([(64, 64)] * 2, **kind))
-    mean(losses).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-    if "ignore" in kind:
-        assert all(loss.total.item() == 0 and float(loss.count) == 0 for loss in losses.values())
-
-
-def test_padded_chips_are_cut_at_their_size(build, batch):
+def test_padded_chips_are_cut_at_their_size():
     for soft in (False, True):
         model = build(box_score_thresh=0.01, soft_nms=soft).eval()
         images, targets = batch([(40, 52)], padded=(64, 128))

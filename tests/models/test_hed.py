@@ -1,10 +1,10 @@
-import json
 from pathlib import Path
 
 import edge_chips
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_networks import check_trains, spec
 from torch.nn import functional as F
 
 from accel_geo.models.hed import HEDEdgeDetector
@@ -15,7 +15,7 @@ CHIP = Path("data") / "banepa_oam_osm" / "images" / "OAM-386692-220242-19.tif"
 
 
 def build(bands=3, **arguments):
-    return HEDEdgeDetector(edge_chips.spec(bands), **{"backbone": "resnet18", "size": "small", **arguments})
+    return HEDEdgeDetector(spec("HEDEdgeDetector", bands), **{"backbone": "resnet18", "size": "small", **arguments})
 
 
 @pytest.fixture(scope="module")
@@ -38,21 +38,13 @@ def reference(weights, pixels):
     return F.conv2d(torch.cat(sides, 1), weights["fuse.weight"], weights["fuse.bias"])[:, 0]
 
 
-def test_contract():
-    edge_chips.check_contract(build)
-
-
-def test_halves_add_up():
-    edge_chips.check_halves_add_up(build(backbone="vgg11"))
-
-
 def test_the_published_network(published):
     """Equal where the padding has the same colour; near where it has the mean colour of the data."""
     weights = {name: tensor.float() for name, tensor in load_file(published).items()}
     pixels = torch.randint(0, 256, (1, 3, 64, 96), generator=torch.Generator().manual_seed(1)).float()
     wanted = reference(weights, pixels)
     for mean, tolerance in [(tuple(m / 255 for m in CAFFE_MEAN.values()), 1e-3), ((0.4, 0.5, 0.45), 0.1)]:
-        data = edge_chips.spec(mean=mean, std=(0.1, 0.2, 0.3))
+        data = spec("HEDEdgeDetector", mean=mean, std=(0.1, 0.2, 0.3))
         model = HEDEdgeDetector(data, weights=str(published)).eval()
         assert model.pixel_mean.flatten().tolist() == pytest.approx(mean)
         with torch.no_grad():
@@ -68,16 +60,16 @@ def test_the_published_network_on_a_chip(published, shared):
     with rasterio.open(shared / CHIP.parents[1] / "edge" / f"{CHIP.stem}.png") as source:
         outline = torch.from_numpy(source.read(1)) > 0
     mean, std = (tuple(f(pixels, (1, 2)).tolist()) for f in (torch.mean, torch.std))
-    model = HEDEdgeDetector(edge_chips.spec(mean=mean, std=std), weights=str(published))
+    model = HEDEdgeDetector(spec("HEDEdgeDetector", mean=mean, std=std), weights=str(published))
     edges = model.predict(pixels)["edges"]
     assert edges[outline].mean().item() == pytest.approx(0.668, abs=0.01)
     assert edges[~outline].mean().item() == pytest.approx(0.448, abs=0.01)
 
 
 def test_weights_of_other_bands_and_sizes(published, capsys):
-    model = HEDEdgeDetector(edge_chips.spec(8), size="small", weights=str(published))
+    model = HEDEdgeDetector(spec("HEDEdgeDetector", 8), size="small", weights=str(published))
     assert "features.0" in model.backbone.first_conv and "20 of 20" in capsys.readouterr().out
-    edge_chips.check_trains(model, *edge_chips.batch([(64, 64)], bands=8))
+    check_trains(model, *edge_chips.batch([(64, 64)], bands=8))
     with pytest.raises(ValueError, match="choose the backbone that the file is for"):
         build(weights=str(published))
 
@@ -105,50 +97,3 @@ def test_the_first_prediction_is_undecided():
     assert list(losses) == ["side1", "side2", "side3", "side4", "side5", "fuse"]
     with torch.no_grad():
         assert model.eval()(images)[0]["edges"].unique().tolist() == [0.5]
-
-
-def test_freeze_save_and_arguments(tmp_path):
-    model = build(balance_over="batch")
-    model.freeze()
-    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    assert frozen == {f"backbone.{name}" for name, _ in model.backbone.named_parameters()}
-    images, targets = edge_chips.batch([(64, 64)] * 2, empty=True)
-    assert model.loss_counts(targets) is None
-    edge_chips.mean(model.train()(images, targets)).backward()
-    assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
-    model.unfreeze()
-    again = HEDEdgeDetector(model.spec, **json.loads(json.dumps(model.arguments)))
-    again.load(model.save(tmp_path))
-    with torch.no_grad():
-        assert torch.equal(again.eval()(images)[0]["edges"], model.eval()(images)[0]["edges"])
-
-
-def test_what_cannot_be_is_refused():
-    assert "vgg16" in HEDEdgeDetector.backbones()
-    for wrong, message in [
-        ({"size": "tiny"}, "'full' or 'small'"),
-        ({"balance_over": "world"}, "'image'"),
-        ({"backbone": "vgg61"}, "vgg16"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            build(**wrong)
-    with pytest.raises(ValueError, match="does edges"):
-        HEDEdgeDetector(edge_chips.spec(task="semantic"))
-
-
-def test_bfloat16():
-    model = build(backbone="vgg11")
-    images, targets = edge_chips.batch([(64, 96)])
-    exact = model.train()(images, targets)
-    with torch.autocast("cpu", torch.bfloat16):
-        losses = model(images, targets)
-        edges = model.eval()(images)[0]["edges"]
-    for name, loss in losses.items():
-        assert loss.total.dtype == torch.float32
-        assert loss.total.item() == pytest.approx(exact[name].total.item(), rel=0.05)
-    assert edges.dtype == torch.float32
-
-
-@pytest.mark.slow
-def test_overfits_four_chips():
-    edge_chips.check_overfits(build(backbone="vgg11_bn"), steps=200, lr=3e-3)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_networks import check_trains, mean
 from torch import nn
 from torch.nn import functional as F
 
@@ -44,18 +45,6 @@ def batch(networks):
         return networks.batch("UnetClassifier", sizes, **arguments)
 
     return build
-
-
-def mean(losses):
-    return sum(loss.total / max(float(loss.count), 1.0) for loss in losses.values())
-
-
-def check_trains(model, images, targets):
-    losses = model.train()(images, targets)
-    assert losses and all(torch.isfinite(loss.total) for loss in losses.values())
-    mean(losses).backward()
-    assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
-    return losses
 
 
 @kinds

@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torchvision
-from torch import nn
+from small_networks import AsTheyAre, freeze_statistics
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import project_masks_on_boxes
@@ -9,20 +9,6 @@ from torchvision.ops import MultiScaleRoIAlign
 
 from accel_geo.models.rcnn import MaskRCNN, modern_name
 from accel_geo.nn.regions import _cut_masks, paste_masks
-
-
-class AsTheyAre(nn.Module):
-    """In place of torchvision's resizing and normalising transform."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, images, targets):
-        return ImageList(self.model.normalize(torch.stack(images)), [tuple(i.shape[-2:]) for i in images]), targets
-
-    def postprocess(self, result, *sizes):
-        return result
 
 
 def torchvision_twin(model):
@@ -48,12 +34,6 @@ def torchvision_twin(model):
     twin.transform = AsTheyAre(model)
     twin.rpn.fg_bg_sampler, twin.roi_heads.fg_bg_sampler = model.rpn.fg_bg_sampler, heads.fg_bg_sampler
     return twin
-
-
-def freeze_statistics(model):
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
 
 
 @pytest.mark.parametrize("objects", [(6, 3, 0), (0, 0, 0)])
