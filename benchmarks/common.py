@@ -27,7 +27,7 @@ class Samples(Dataset):
     """A split of random samples that lie in memory, so that nothing but the loop is measured."""
 
     def __init__(self, spec: DataSpec, count: int, first_id: int = 0) -> None:
-        self.spec, self.training = spec, True
+        self.spec, self.training, self.times, self.mixup = spec, True, None, 0.0
         self.ids = list(range(first_id, first_id + count))
         self.files = [f"{i}.tif" for i in self.ids]
         self.sizes = [tuple(spec.chip_size)] * count

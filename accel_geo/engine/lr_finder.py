@@ -44,7 +44,7 @@ def find_lr(
         fit=-1,
         rank=accelerator.process_index,
         processes=world_size(),
-        times=getattr(data.train, "times", None),
+        times=data.train.times,
     )
     loader = Loader(data.train, sampler, accelerator.device, dtype, data.num_workers)
     wrapped = accelerator.prepare_model(model)

@@ -204,7 +204,7 @@ def open_run(
         fit=progress.fit,
         rank=accelerator.process_index,
         processes=world_size(),
-        times=getattr(data.train, "times", None),
+        times=data.train.times,
     )
     loader = Loader(data.train, epoch_order, device, dtype, data.num_workers)
     run = Run(
@@ -291,8 +291,8 @@ def describe_data(data: object) -> dict[str, object]:
         name: [len(chips), f"{keys.fold(json.dumps([chips.ids, chips.files, chips.sizes])):x}"]
         for name, chips in splits.items()
     }
-    times = getattr(data.train, "times", None)
-    return described | {"mixup": getattr(data.train, "mixup", 0.0), "samples an epoch": times and sum(times)}
+    times = data.train.times
+    return described | {"mixup": data.train.mixup, "samples an epoch": times and sum(times)}
 
 
 def _wrap(model: nn.Module, accelerator: object, options: dict) -> tuple[nn.Module, nn.Module]:
