@@ -90,6 +90,8 @@ def run_evaluate(given: argparse.Namespace) -> None:
     resize = given.resize_to or spec.resize_to
     given.bands = given.bands or list(spec.band_indexes)
     fixed = {"task": spec.task, "resize_to": resize, "scale": spec.scale if spec.scale > 1 else None}
+    if spec.task == "edges":
+        fixed["edge_tolerance"] = given.edge_tolerance or spec.edge_tolerance
     data = prepare_data(**data_arguments(given) | fixed)
     model = from_model(given.model, data).to(accelerator.device)
     metrics = model.evaluate(split=given.split, distributed=world_size() > 1)

@@ -50,6 +50,12 @@ def add_data_options(parser: argparse.ArgumentParser, positional: bool = False) 
         metavar="N",
         help="crop N x N in training; whole chips in validation; windows of a scene (default: none)",
     )
+    add(
+        "--edge-tolerance",
+        type=of.between(0),
+        metavar="X",
+        help="pixels within which an edge counts as found (default: 3; of evaluate: the model's)",
+    )
     add("--cache", choices=["auto", "disk", "memory", "off"], default="auto", help="decoded chips (default: auto)")
     add("--verify", action="store_true", help="find changed files by content, not size and time (default: off)")
     add("--num-workers", type=int, metavar="N", help="loading processes (default: only where decoding needs them)")
@@ -59,7 +65,7 @@ def data_arguments(given: argparse.Namespace) -> dict[str, object]:
     """Return the arguments of `prepare_data` that `add_data_options` parsed."""
     names = ("format", "vectors", "class_column", "stride", "area", "buffer", "classes", "class_mapping")
     names += ("ignore_classes", "ignore_background", "bands", "limit", "val_split", "split_by", "valid_match")
-    names += ("resize_to", "chip_size", "cache", "verify")
+    names += ("resize_to", "chip_size", "edge_tolerance", "cache", "verify")
     workers = "auto" if given.num_workers is None else given.num_workers
     return {
         "path": of.one_or_more(given.data),

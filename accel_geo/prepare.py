@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +56,7 @@ def prepare_data(
     bands: Sequence[int | str] | None = None,
     resize_to: Size = None,
     scale: int | None = None,
+    edge_tolerance: float | None = None,
     limit: int | None = None,
     seed: int = 42,
     num_workers: int | str = "auto",
@@ -102,6 +104,7 @@ def prepare_data(
         bands: bands to use, by position from 1 or by name; None takes all but alpha.
         resize_to: size, or (H, W), that every chip is resized to first.
         scale: how many times finer the sharp image is (super-resolution); None: as the sizes of pairs tell, else 4.
+        edge_tolerance: pixels between centres within which an edge counts as found in metrics (edges); None: 3.
         limit: only the first so many chips in order of image_id.
         seed: of the split and of all that is random in training.
         num_workers: processes that load chips; "auto": none, unless chips are decoded each time.
@@ -140,6 +143,8 @@ def prepare_data(
         raise ValueError(
             f"mixup={mixup} must be at least 0: alpha of a Beta distribution, 0.4 is usual, 0 mixes nothing"
         )
+    if edge_tolerance is not None and not 0 < edge_tolerance < 50:
+        raise ValueError(f"edge_tolerance={edge_tolerance} must be above 0 and below 50 pixels; 3 is usual")
     crop, resize = _size(chip_size, "chip_size"), _size(resize_to, "resize_to")
     if path is None:
         from accel_geo.data.scenes import builtin
@@ -176,6 +181,11 @@ def prepare_data(
     if (mixup or oversample) and united.task != "classification":
         name = "mixup" if mixup else "oversample"
         raise ValueError(f"{name} goes by the class of a whole chip: it is for classification, not for {united.task}")
+    if edge_tolerance is not None and united.task != "edges":
+        raise ValueError(
+            f"edge_tolerance={edge_tolerance:g} is for edges, not for {united.task}; leave it out, or take a network that "
+            "finds edges (task='edges')"
+        )
     present = {
         table.get(value, value)
         for source, table in zip(sources, translations)
@@ -197,6 +207,8 @@ def prepare_data(
 
     scale = _scale(united, scale) if united.task == "super_resolution" else 1
     spec = _spec(sources, parts[0], united, chosen, crop, resize, scale, ignore_background)
+    if edge_tolerance is not None:
+        spec = replace(spec, edge_tolerance=float(edge_tolerance))
     kind, crop = TASKS[united.task], crop and (crop[0] // scale, crop[1] // scale)
     made = []
     for number, side in enumerate(parts):

@@ -31,6 +31,7 @@ class DataSpec:
         map_space: imagery seen from above in map orientation, which may be turned and mirrored at will.
         scale: how many times finer the sharp image is than the one that networks see (super-resolution).
         isthing: whether objects of a class are counted one by one, for each class (panoptic).
+        edge_tolerance: pixels between centres within which an edge counts as found (edges).
     """
 
     task: str
@@ -51,6 +52,7 @@ class DataSpec:
     map_space: bool = True
     scale: int = 1
     isthing: tuple[bool, ...] = ()
+    edge_tolerance: float = 3.0
 
     def scaled(self, pixels: np.ndarray, missing: np.ndarray | None = None) -> np.ndarray:
         """Scale pixels [C, H, W] of the chosen bands to the float32 image that networks see.

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from accel_geo.data.spec import DataSpec
 from accel_geo.engine import checkpoint as ckpt
 from accel_geo.engine import publish
 from accel_geo.engine.batches import Loader
@@ -262,7 +263,8 @@ def _adopt(stored: dict, options: dict, folder: RunFolder) -> None:
 
 def _check_same_run(found: ckpt.Checkpoint, model: nn.Module, data: object) -> None:
     """Refuse a checkpoint of another network or of other data: what follows would be no continuation."""
-    theirs, ours = found.config, json.loads(json.dumps(model.config()))
+    theirs, ours = dict(found.config), json.loads(json.dumps(model.config()))
+    theirs["spec"] = DataSpec.from_json(theirs["spec"]).to_json()  # with what was no part of it when the run began
     pairs = [("class", theirs["class"], ours["class"])]
     for part in ("arguments", "spec"):
         names = sorted(theirs[part].keys() | ours[part].keys())

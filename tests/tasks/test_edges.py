@@ -7,12 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.ndimage import distance_transform_edt
+from scipy.optimize import linear_sum_assignment
 
+from accel_geo.nn.thinning import thinned
 from accel_geo.tasks import TASKS
-from accel_geo.tasks.edges import THRESHOLDS, TOLERANCE, Edges, dilated, thinned
+from accel_geo.tasks.edge_matching import match
+from accel_geo.tasks.edges import THRESHOLDS
 
 TASK = TASKS["edges"]
+TOLERANCE = 3
 
 
 @pytest.fixture(scope="module")
@@ -20,15 +23,15 @@ def spec(make_spec):
     return make_spec("edges", ("edge",), (1,))
 
 
-def chips(seed, n, size=(40, 50), ignored=0.1, empty=0.2):
+def chips(seed, n, size=(24, 30), ignored=0.1, empty=0.2):
     """Lines, and probabilities that are high near some of them and noise elsewhere."""
     rng = np.random.default_rng(seed)
     out = []
     for _ in range(n):
         truth = np.zeros(size, np.uint8)
         if rng.random() > empty:
-            for row in rng.integers(0, size[0], 3):
-                truth[row] = 1
+            for row in rng.integers(0, size[0], 2):
+                truth[row, rng.integers(0, 10) :] = 1
         shift = np.roll(truth, rng.integers(-5, 6), 0)
         probability = np.clip(shift * rng.uniform(0.3, 1.1) + rng.normal(0, 0.15, size), 0, 1)
         truth[rng.random(size) < ignored] = 255
@@ -36,64 +39,82 @@ def chips(seed, n, size=(40, 50), ignored=0.1, empty=0.2):
     return out
 
 
-def records_of(spec, data, make_target, task=TASK):
+def records_of(spec, data, make_target):
     return [
-        task.record(spec, {"edges": p}, make_target(3 * i, tuple(truth.shape), edges=truth), f"{i}.tif")
+        TASK.record(spec, {"edges": p}, make_target(3 * i, tuple(truth.shape), edges=truth), f"{i}.tif")
         for i, (truth, p) in enumerate(data)
     ]
 
 
-def plain_counts(truth, probability, threshold):
-    """(found, edges, right, predicted) by distances, one threshold at a time."""
-    valid = truth.numpy() != 255
-    true, predicted = (truth.numpy() == 1) & valid, (probability.numpy() >= threshold) & valid
-
-    def within(mask):
-        return distance_transform_edt(~mask) <= TOLERANCE if mask.any() else np.zeros_like(mask)
-
-    return np.array([(true & within(predicted)).sum(), true.sum(), (predicted & within(true)).sum(), predicted.sum()])
+def assigned(predicted, true, tolerance):
+    """How many pixels an optimal assignment matches."""
+    far = np.hypot(*(np.nonzero(predicted)[i][:, None] - np.nonzero(true)[i] for i in (0, 1))) > tolerance
+    return int((~far[linear_sum_assignment(far.astype(float))]).sum())
 
 
-def plain_f1(counts):
-    found, edges, right, predicted = counts
-    p, r = right / predicted if predicted else 0.0, found / edges if edges else 0.0
-    return 2 * p * r / (p + r) if p + r else 0.0
+def bsds_f(r, p):
+    return 2 * p * r / (p + r + (p + r == 0))
 
 
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10**6), n=st.integers(1, 5))
-def test_equals_distances_one_threshold_at_a_time(seed, n, spec, make_target):
+def bsds_counts(truth, probability, tolerance):
+    """(matched, edges, predicted) of each threshold, of thinned maps."""
+    thin, valid = thinned(probability), truth != 255
+    true = thinned(truth == 1) > 0
+    maps = [(thin >= t) & valid for t in THRESHOLDS]
+    return np.array([(assigned(m, true, tolerance), true.sum(), m.sum()) for m in maps])
+
+
+def bsds(chips, tolerance):
+    """ODS with its recall, precision and threshold, OIS and AP: the benchmark's collect_eval_bdry, written out."""
+    per_chip = [bsds_counts(t.numpy(), p.numpy(), tolerance) for t, p in chips]
+    matched, edges, predicted = np.sum(per_chip, 0).T
+    r, p = matched / (edges + (edges == 0)), matched / (predicted + (predicted == 0))
+    best = (bsds_f(r[0], p[0]), r[0], p[0], THRESHOLDS[0])
+    for i in range(1, len(THRESHOLDS)):
+        for d in np.linspace(0, 1, 100):
+            here = [values[i] * d + values[i - 1] * (1 - d) for values in (r, p, THRESHOLDS)]
+            if (f := bsds_f(*here[:2])) > best[0]:
+                best = (f, *here)
+    own = np.zeros(3)
+    for m, e, n in (counts.T for counts in per_chip):
+        f = bsds_f(m / (e + (e == 0)), m / (n + (n == 0)))
+        own += np.array([m, e, n])[:, np.flatnonzero(f == f.max())[-1]]
+    ois = bsds_f(own[0] / own[1], own[0] / max(own[2], 1))
+    area, highest = 0.0, {}
+    for recall, precision in zip(r, p):  # unique() keeps the last of equal recalls, that of the highest threshold
+        highest[recall] = precision
+    points = sorted(highest)
+    for at in np.arange(101) / 100 if len(points) > 1 else ():
+        if points[0] <= at <= points[-1]:
+            area += np.interp(at, points, [highest[point] for point in points]) * 0.01
+    return {"ods": best[0], "ods_recall": best[1], "ods_precision": best[2], "ods_threshold": best[3], "ois": ois,
+            "ap": area, "recall": r[31], "f1": bsds_f(r[31], p[31])}  # fmt: skip
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 3), tolerance=st.sampled_from([1.0, 1.5, 3.0]))
+def test_equals_the_benchmark_written_out(seed, n, tolerance, make_spec, make_target):
     data = chips(seed, n)
+    spec = make_spec("edges", ("edge",), (1,), edge_tolerance=tolerance)
     metrics = TASK.metrics(spec, records_of(spec, data, make_target))
-    table = np.array([[plain_counts(*chip, t) for t in THRESHOLDS] for chip in data])  # [n, 63, 4]
-    total = table.sum(0)
-    middle = total[list(THRESHOLDS).index(0.5)]
-    assert metrics["support"] == [total[0, 1]]
-    if not total[0, 1]:
+    if not metrics["support"][0]:
         assert metrics["ods"] is metrics["ois"] is metrics["ap"] is metrics["f1"] is metrics["recall"] is None
         return
-    assert metrics["recall"] == pytest.approx(middle[0] / middle[1], abs=1e-12)
-    if middle[3]:
-        assert metrics["precision"] == pytest.approx(middle[2] / middle[3], abs=1e-12)
-    assert metrics["f1"] == pytest.approx(plain_f1(middle), abs=1e-12)
-    every = [plain_f1(counts) for counts in total]
-    assert metrics["ods"] == pytest.approx(max(every), abs=1e-12)
-    best = list(THRESHOLDS).index(metrics["ods_threshold"])
-    assert every[best] == metrics["ods"]
-    assert metrics["ods_recall"] == total[best, 0] / total[best, 1]
-    own = []
-    for chip in table:
-        values = np.array([plain_f1(counts) for counts in chip])
-        own.append(chip[np.flatnonzero(values == values.max())[-1]])
-    assert metrics["ois"] == pytest.approx(plain_f1(np.sum(own, 0)), abs=1e-12)
+    expected = bsds(data, tolerance)
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-9)
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, 20), st.integers(1, 20), st.integers(0, 6))
-@settings(max_examples=30, deadline=None)
-def test_dilation_reaches_as_far_as_distances_say(seed, h, w, radius):
-    mask = np.random.default_rng(seed).random((h, w)) < 0.05
-    near = distance_transform_edt(~mask) <= radius if mask.any() else mask
-    assert (dilated(mask, radius) == near).all()
+@given(st.integers(0, 2**32 - 1), st.integers(1, 14), st.integers(1, 14), st.sampled_from([0.5, 1, 1.5, 2, 3, 4.3]))
+@settings(max_examples=40, deadline=None)
+def test_as_many_are_matched_at_every_level_as_an_optimal_assignment_has(seed, h, w, tolerance):
+    rng = np.random.default_rng(seed)
+    levels = rng.integers(1, 6, (h, w)) * (rng.random((h, w)) < rng.random())
+    truth = rng.random((h, w)) < rng.random()
+    matched = match(levels, truth, tolerance)
+    assert not matched[levels == 0].any()
+    for level in range(1, 6):
+        found = np.count_nonzero(matched & (levels >= level))
+        assert found == assigned(levels >= level, truth, tolerance)
 
 
 def test_a_perfect_prediction_and_one_beyond_the_tolerance(spec, make_target):
@@ -101,25 +122,82 @@ def test_a_perfect_prediction_and_one_beyond_the_tolerance(spec, make_target):
     truth[10] = 1
     for shift, expected in ((0, 1.0), (TOLERANCE, 1.0), (TOLERANCE + 1, 0.0)):
         metrics = TASK.metrics(spec, records_of(spec, [(truth, truth.roll(shift, 0).float())], make_target))
-        for name in ("precision", "recall", "f1", "ods", "ois", "ap"):
+        for name in ("precision", "recall", "f1", "ods", "ois"):
             assert metrics[name] == expected, (name, shift)
+        assert metrics["ap"] == 0  # one recall makes no curve
+
+
+def test_the_tolerance_is_that_of_the_data(make_spec, make_target):
+    truth = torch.zeros(32, 32, dtype=torch.uint8)
+    truth[10] = 1
+    for tolerance, expected in ((1.5, 0.0), (2.0, 1.0)):
+        wide = make_spec("edges", ("edge",), (1,), edge_tolerance=tolerance)
+        metrics = TASK.metrics(wide, records_of(wide, [(truth, truth.roll(2, 0).float())], make_target))
+        assert metrics["f1"] == expected
+
+
+def f1(spec, make_target, truth, probability):
+    chip = torch.from_numpy(truth.astype(np.uint8)), torch.from_numpy(probability.astype(np.float32))
+    return TASK.metrics(spec, records_of(spec, [chip], make_target))
+
+
+def line(distance=0, width=1, shape=(48, 64)):
+    mask = np.zeros(shape, dtype=bool)
+    top = 20 + distance - width // 2
+    mask[top : top + width] = True
+    return mask
+
+
+def test_dots_find_no_line(spec, make_target):
+    dots = np.zeros((48, 64))
+    dots[20, 3::7] = 1
+    found = f1(spec, make_target, line(), dots)
+    assert found["precision"] == 1 and found["recall"] == 9 / 64
+
+
+def test_a_band_is_its_middle_line(spec, make_target):
+    assert f1(spec, make_target, line(), line(width=7))["f1"] == 1
+    assert f1(spec, make_target, line(), line(distance=4, width=7))["f1"] == 0  # though it touches the line
+
+
+def test_two_lines_for_one_are_half_wrong(spec, make_target):
+    two = line(-3) | line(3)
+    found = f1(spec, make_target, line(), two)
+    assert (found["precision"], found["recall"]) == (0.5, 1)
+    found = f1(spec, make_target, two, line())
+    assert (found["precision"], found["recall"]) == (1, 0.5)
+
+
+@pytest.mark.parametrize("slope", [(1, 0), (0, 1), (1, 1), (2, 1), (1, -3)])
+def test_the_middle_of_a_wide_truth_is_right(spec, make_target, slope):
+    y, x = np.mgrid[:81, :81] - 40
+    distance = np.abs(slope[0] * y + slope[1] * x) / np.hypot(*slope)
+    for width in (3, 4):
+        assert f1(spec, make_target, distance <= width / 2, distance <= 0.5)["f1"] > 0.95
+
+
+def test_what_predicts_the_truth_is_right(spec, make_target):
+    """Outlines of every pixel that they touch have more pixels than length, corners and crossings."""
+    from accel_geo.data.shapes import outlines
+
+    squares = [[[10, 12, 40, 18, 35, 50, 8, 44]], [[30, 30, 60, 33, 55, 61]], [[2, 2, 20, 2, 20, 9, 2, 9]]]
+    truth = outlines(squares, (64, 64))
+    found = f1(spec, make_target, truth, truth)
+    assert found["f1"] == found["ods"] == 1 and found["support"][0] > 150
 
 
 def test_average_precision_is_the_area_under_the_curve(spec, make_target):
-    """A right half at 0.9; then the other half, with three wrong pixels for each right one, at 0.3."""
+    """A right half at 0.9; then the other half, and as many wrong pixels far away, at 0.3."""
     truth = torch.zeros(40, 60, dtype=torch.uint8)
     truth[5] = 1
     probability = torch.zeros(40, 60)
-    probability[5, :30], probability[5, 34:], probability[30, :30] = 0.9, 0.3, 0.3
-    metrics = TASK.metrics(spec, records_of(spec, [(truth, probability)], make_target))
-    recall = [33 / 60, 1.0]  # three pixels beyond the half are within the tolerance
-    precision = [1.0, 56 / 86]
-    at = np.linspace(0, 1, 101)
-    line = np.where(at <= recall[0], 1, 1 + (at - recall[0]) / (1 - recall[0]) * (precision[1] - 1))
-    assert metrics["ap"] == pytest.approx(line.mean(), abs=1e-12)
-    probability[5, 34:] = 0  # recall ends early: the rest of the curve is zero
-    metrics = TASK.metrics(spec, records_of(spec, [(truth, probability)], make_target))
-    assert metrics["ap"] == pytest.approx(np.mean(at <= recall[0]), abs=1e-12)
+    probability[5, :30], probability[5, 30:], probability[30, :30] = 0.9, 0.3, 0.3
+    (record,) = records_of(spec, [(truth, probability)], make_target)
+    edges, (predicted, matched) = record["truth"]["edges"], (record["truth"][k] for k in ("predicted", "matched"))
+    assert edges == 60 and {*zip(predicted, matched)} == {(90, 60), (30, 30), (0, 0)}
+    at = np.arange(101) / 100
+    expected = np.interp(at, [0, 0.5, 1], [0, 1, 60 / 90]).sum() * 0.01  # nothing at 1 - 1/64: precision 0 at recall 0
+    assert TASK.metrics(spec, [record])["ap"] == pytest.approx(expected, abs=1e-12)
 
 
 def test_nothing_on_one_side(spec, make_target):
@@ -152,8 +230,7 @@ def test_ignored_pixels_are_neither_truth_nor_prediction(spec, make_target):
     probability[20, 15:], probability[5, :12] = 1.0, 1.0
     (record,) = records_of(spec, [(truth, probability)], make_target)
     assert record["truth"]["edges"] == 15
-    assert record["truth"]["predicted"] == record["truth"]["right"] == [12] * 63
-    assert record["truth"]["found"] == [15] * 63
+    assert record["truth"]["predicted"] == record["truth"]["matched"] == [12] * 63
     assert record["prediction"]["pixels"] == {"0": 900 - 27, "1": 27}
 
 
@@ -164,6 +241,17 @@ def test_padding_counts_nowhere(spec, make_target):
     a = TASK.record(spec, {"edges": probability}, make_target(0, (20, 30), edges=truth), "x")
     b = TASK.record(spec, {"edges": padded}, make_target(0, (20, 30), edges=more), "x")
     assert a == b
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 7), (2, 2)])
+@pytest.mark.parametrize("value", [0, 1, 255])
+def test_tiny_chips(size, value, spec, make_target):
+    truth = torch.full(size, value, dtype=torch.uint8)
+    (record,) = records_of(spec, [(truth, torch.ones(size))], make_target)
+    counts = record["truth"]
+    assert counts["matched"] == [min(counts["edges"], n) for n in counts["predicted"]]
+    if value == 255:
+        assert counts == {"edges": 0, "predicted": [0] * 63, "matched": [0] * 63}
 
 
 def test_ignored_chip_counts_nowhere(spec, make_target):
@@ -187,17 +275,18 @@ def test_order_of_records_and_the_way_through_json_change_nothing(seed, shuffle,
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_thresholds_are_exact_in_every_type(dtype, spec, make_target):
-    probability = torch.arange(65).to(dtype)[None] / 64
-    truth = torch.zeros(1, 65, dtype=torch.uint8)
+    probability = torch.zeros(5, 65, dtype=dtype)
+    probability[2] = torch.arange(65).to(dtype) / 64
+    truth = torch.zeros(5, 65, dtype=torch.uint8)
     (record,) = records_of(spec, [(truth, probability)], make_target)
     assert record["truth"]["predicted"] == list(range(64, 1, -1))
-    assert record["prediction"]["pixels"] == {"0": 32, "1": 33}
+    assert record["prediction"]["pixels"] == {"0": 4 * 65 + 32, "1": 33}
 
 
 def test_what_is_not_finite_is_no_edge(spec, make_target):
     probability = torch.tensor([[float("nan"), float("inf"), -float("inf"), -3.0, 7.0]])
     (record,) = records_of(spec, [(torch.zeros(1, 5, dtype=torch.uint8), probability)], make_target)
-    assert record["truth"]["predicted"] == [1] * 63
+    assert record["prediction"]["pixels"] == {"0": 4, "1": 1} and record["truth"]["predicted"] == [1] * 63
 
 
 def test_other_values_are_refused_by_name(spec, make_target):
@@ -217,22 +306,23 @@ def test_thinning_leaves_the_middle_of_a_line(slope, width):
     assert lines.min() >= 1 and lines.max() <= 2 and (distance[20:61, 20:61][inner] <= 1).all()
 
 
-def test_thick_predictions_lose_their_width_only_where_asked(spec, make_target):
-    truth = torch.zeros(40, 40, dtype=torch.uint8)
-    truth[20] = 1
-    thick = torch.zeros(40, 40)
-    thick[18:23] = 1
-    a, b = (records_of(spec, [(truth, thick)], make_target, task)[0]["truth"] for task in (TASK, Edges(thin=True)))
-    assert a["predicted"][0] == 200 and b["predicted"][0] == 40
-    assert a["found"] == b["found"] == [40] * 63
+def test_thinning_again_changes_little():
+    """Predictions may have been thinned by the network."""
+    rng = np.random.default_rng(3)
+    y, x = np.mgrid[:96, :96]
+    circle = np.exp(-((np.hypot(y - 50, x - 44) - 30) ** 2) / 4) + 0.05 * rng.random((96, 96))
+    once = thinned(circle)
+    twice = thinned(once)
+    assert ((once >= 0.5) & (twice == 0)).sum() < 0.05 * (once >= 0.5).sum()
+    assert (twice[twice > 0] == once[twice > 0]).all()
 
 
 def test_a_chip_is_quick(spec, make_target):
     rng = np.random.default_rng(0)
-    truth, probability = torch.from_numpy(rng.integers(0, 2, (512, 512), dtype=np.uint8)), torch.rand(512, 512)
-    target, spent = make_target(0, (512, 512), edges=truth), []
+    truth = torch.from_numpy((rng.random((256, 256)) < 0.1).astype(np.uint8))
+    target, spent = make_target(0, (256, 256), edges=truth), []
     for _ in range(3):
-        start = time.perf_counter()
-        TASK.record(spec, {"edges": probability}, target, "x")
-        spent.append(time.perf_counter() - start)
-    assert min(spent) < 0.1
+        start = time.process_time()
+        TASK.record(spec, {"edges": torch.rand(256, 256)}, target, "x")
+        spent.append(time.process_time() - start)
+    assert min(spent) < 1
