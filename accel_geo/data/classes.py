@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from accel_geo.data.formats.rows import Rows, some
-from accel_geo.data.labels import BACKGROUND, NO_DATA
+from accel_geo.data.labels import BACKGROUND, INSIDE, NO_DATA
 from accel_geo.data.spec import IGNORED
 
 ClassChoice = Sequence[str | int] | Mapping[int, str] | None
@@ -82,6 +82,8 @@ def choose(
     if rows.task == "super_resolution":
         return Classes((), (), {})
     present, pixels = set(present), rows.task in PIXELS
+    inside = {value: value - INSIDE for value in present if value < INSIDE // 2}
+    present -= set(inside)
     index_of = {NO_DATA: IGNORED, BACKGROUND: 0}
     known = dict(rows.classes)
     if pixels:
@@ -130,6 +132,7 @@ def choose(
         index_of |= {value: number for value in values}
     index_of |= {value: 0 for value in known if value not in kept}
     index_of |= {value: IGNORED if pixels else 0 for value in ignored}
+    index_of |= {code: IGNORED if index_of.get(value) == IGNORED else 0 for code, value in inside.items()}
     chosen = Classes(tuple(groups), tuple(values[0] for values in groups.values()), index_of)
     return _edges(chosen) if rows.task == "edges" else chosen
 

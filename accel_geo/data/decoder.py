@@ -57,7 +57,8 @@ class Decoder:
             if self.resize_to:
                 pixels = resize_pixels(pixels, self.resize_to)
             size = pixels.values.shape[1:]
-            place = Place(rows.root, source, size, pixels.ignored, self.bands, rows.things, rows.colours, rows.scale)
+            about = (rows.things, rows.colours, rows.scale, rows.filled)
+            place = Place(rows.root, source, size, pixels.ignored, self.bands, *about)
             label = KINDS[rows.task].decode(row, place)
         except Exception as error:  # a bad file may raise anything; the chip keeps its place and is named
             return Chip(None, Label([], []), f"{chip_name(row['file'], row['window'])}: {read_error(file, error)}")
@@ -83,6 +84,7 @@ class Decoder:
         table = table.drop_columns([name for name in _NO_MATTER if name in table.column_names])
         options = [VERSION, str(root), self.rows.task, self.bands, self.resize_to, len(self)]
         options += [sorted(self.rows.things), sorted(self.rows.colours.items()), self.rows.scale]
+        options += ["filled"] if self.rows.filled else []
         found = hashlib.blake2b(json.dumps(options).encode(), digest_size=12)
         with pa.ipc.new_stream(_Hashing(found), table.schema.remove_metadata()) as stream:
             stream.write_table(table.replace_schema_metadata(None).combine_chunks())

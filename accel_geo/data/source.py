@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,13 +10,19 @@ from accel_geo.data.cache import prepare_store
 from accel_geo.data.classes import PIXELS
 from accel_geo.data.formats import esri
 from accel_geo.data.formats.rows import Rows, relative, some
+from accel_geo.data.labels import Place
+from accel_geo.data.labels.edges import hold_areas
 from accel_geo.data.pixels import Bands, chip_name, describe_bands, located, read_error
 from accel_geo.data.spec import IGNORED
 from accel_geo.data.statistics import Moments, merge
 from accel_geo.data.store import Decoder, Store
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 OBJECTS = ("detection", "instances", "panoptic")  # tasks that count objects
 _HUGE = 1e30  # no instrument measures such values
+_LOOKED_AT = 64  # class rasters, spread over a folder, that tell whether it holds lines or areas
 _TRIED = 20  # chips to open in search of the first readable one
 
 
@@ -45,6 +52,8 @@ class Source:
         """Return what was odd in the files."""
         store, problems = self.store, [*self.rows.problems, *([self.note] if self.note else [])]
         problems += [f"cannot be read, counts nothing: {problem}" for problem in store.problems.values()]
+        if self.rows.filled:
+            problems.append("the class rasters hold filled areas, not lines: the outlines of the areas are the edges")
         problems += self._odd_pixels() + self._other_statistics()
         dropped = store.index["dropped"].to_numpy()
         if dropped.any():
@@ -222,15 +231,23 @@ def open_source(
     Raises:
         ValueError: too many chips cannot be read, or a band does not exist.
     """
+    everything = rows.dataset
     if limit is not None:
         rows.dataset = rows.dataset.select(range(min(limit, len(rows.dataset))))
     names = chip_names(rows)
     chosen = first.bands if first else _first_bands(rows, bands)
+    if rows.task == "edges":  # what is only measured follows what is trained on; a limit changes nothing
+        rows.filled = first.rows.filled if first and role else _hold_areas(rows, everything, chosen)
     store, note = prepare_store(Decoder(rows, chosen, resize_to), cache, verify=verify)
     if first is not None:
         names = [relative(rows.root / name, first.rows.root) for name in names]
     number = after.first_id + len(after.names) if after else 0
     return Source(rows, store, chosen, names, role, first_id=number, note=note)
+
+
+def _hold_areas(rows: Rows, dataset: "Dataset", bands: Bands) -> bool:
+    positions = sorted({len(dataset) * i // _LOOKED_AT for i in range(_LOOKED_AT)})
+    return hold_areas(dataset.select(positions), Place(rows.root, None, (0, 0), None, bands, colours=rows.colours))
 
 
 def chip_names(rows: Rows) -> list[str]:

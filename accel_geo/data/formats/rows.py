@@ -32,6 +32,7 @@ class Rows:
         things: class values whose objects are counted one by one (panoptic).
         scale: how many times finer the sharp raster of a pair is (super-resolution); None where sizes do not tell.
         colours: class value of each colour (R, G, B) of label rasters that are pictures; empty where they hold values.
+        filled: class rasters hold filled areas, whose outlines are the edges (edges).
         sources: further files that the rows were made from (an annotation file, metadata).
         problems: what was odd or left out, with counts.
     """
@@ -50,6 +51,7 @@ class Rows:
     things: frozenset[int] = frozenset()
     scale: int | None = None
     colours: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    filled: bool = False
     sources: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 

@@ -8,9 +8,9 @@ Each module of KINDS has `decode(row, place) -> Label` (files and shapes of a ro
 from types import ModuleType
 
 from accel_geo.data.labels import classification, detection, edges, instances, panoptic, semantic, super_resolution
-from accel_geo.data.labels.compact import BACKGROUND, NO_DATA, Label, Place
+from accel_geo.data.labels.compact import BACKGROUND, INSIDE, NO_DATA, Label, Place
 
-__all__ = ["BACKGROUND", "KINDS", "NO_DATA", "Label", "Place"]
+__all__ = ["BACKGROUND", "INSIDE", "KINDS", "NO_DATA", "Label", "Place"]
 
 KINDS: dict[str, ModuleType] = {
     "classification": classification,

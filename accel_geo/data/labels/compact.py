@@ -17,6 +17,7 @@ from accel_geo.data.shapes import draw, shape_mask
 Size = tuple[int, int]  # height, width
 NO_DATA = -(2**31)  # the value of label pixels that are no data
 BACKGROUND = NO_DATA + 1  # of pixels that no shape covers: 0 may be a class there (COCO categories count from 0)
+INSIDE = -(2**40)  # plus a class value: what lies within an area of that class whose outline is the edge
 
 
 class Label(NamedTuple):
@@ -46,23 +47,25 @@ class Place(NamedTuple):
 
     Attributes:
         root: folder that the row's files are relative to.
-        source: (H, W) of the chip on disk.
+        source: (H, W) of the chip on disk; None: a label raster may have any size.
         size: (H, W) that it is resized to; labels follow by nearest neighbour.
         ignored: bool [H, W] of `size`, pixels that are no data, or None.
         bands: that are read from the chip.
         things: class values whose objects are counted one by one (panoptic).
         colours: class value of each colour, where label rasters are pictures.
         scale: how many times finer sharp rasters of another size are (super-resolution); None: all are as large.
+        filled: class rasters hold filled areas, whose outlines are the edges (edges).
     """
 
     root: Path
-    source: Size
+    source: Size | None
     size: Size
     ignored: np.ndarray | None
     bands: Bands
     things: frozenset[int] = frozenset()
     colours: Mapping[tuple[int, int, int], int] = {}
     scale: int | None = None
+    filled: bool = False
 
 
 def raster(place: Place, name: str) -> tuple[np.ndarray, float | None]:
@@ -76,7 +79,7 @@ def raster(place: Place, name: str) -> tuple[np.ndarray, float | None]:
         values, nodata = read_label(file)
     except Exception as error:  # any driver error: the caller keeps the chip's place and names the file
         raise ValueError(f"label {name}: {read_error(file, error)}") from error
-    if values.shape[1:] != place.source:
+    if place.source and values.shape[1:] != place.source:
         raise ValueError(f"label {name} has {values.shape[1:]} pixels (height, width), the chip {place.source}")
     return values, nodata
 
