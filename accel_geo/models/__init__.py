@@ -28,21 +28,22 @@ def model_class(name: str) -> type:
     return getattr(importlib.import_module(MODELS[name]), name)
 
 
+def models_for(task: str) -> list[str]:
+    """Return the names of the models that learn a task; loads all of them."""
+    return [name for name in MODELS if model_class(name).task == task]
+
+
 def from_model(path: str | os.PathLike, data: object = None) -> object:
     """Rebuild a published model of any class; see `GeoModel.from_model`."""
     from accel_geo.data.spec import DataSpec
     from accel_geo.engine.checkpoint import load_module_state, read_folder
+    from accel_geo.models.agreement import check_data, scaled_like
 
     found = read_folder(path)
     spec = DataSpec.from_json(found.config["spec"])
     if data is not None:
-        for name in ("task", "classes", "bands"):
-            mine, theirs = getattr(spec, name), getattr(data.spec, name)
-            if mine != theirs:
-                raise ValueError(
-                    f"{path} was trained with {name} {mine}, the data have {theirs}; "
-                    "to start another model from these weights give weights=PATH to its constructor"
-                )
+        check_data(spec, data.spec, str(path))
+        data = scaled_like(spec, data)
     model = model_class(found.config["class"])(spec, **found.config["arguments"])
     load_module_state(model, found.model, str(path))
     model.data = data

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from accel_geo.data.spec import DataSpec
+from accel_geo.models import models_for
+from accel_geo.models.agreement import check_data, scaled_like
+from accel_geo.models.arguments import NAME, SIZE, Rule, check, plain
 from accel_geo.parallel import keys
 from accel_geo.parallel.reduction import Loss, is_main
 
@@ -31,34 +34,67 @@ class GeoModel(nn.Module, metaclass=_Seeded):
     """A network for one task, built from a DataSpec: `forward(images, targets=None)` gives losses or predictions.
 
     In training `forward` returns a dict of `Loss` terms, each a total and a count; in evaluation a list with one
-    prediction for each image. A subclass sets `task` and builds its network from keyword arguments that JSON can hold.
+    prediction for each image. A subclass sets `task`, `rules` for its keyword arguments, which JSON can hold, and
+    `weights_need`: arguments that its weights are made for though the shapes of the tensors do not tell.
 
     Args:
         data: the data to train on, or only their DataSpec (for prediction).
         arguments: the subclass's arguments, stored with the model to rebuild it.
 
     Raises:
-        ValueError: the data are of another task.
+        ValueError: the data are of another task, or an argument breaks its rule.
     """
 
     task: str
+    rules: dict[str, Rule] = {"backbone": NAME, "size": SIZE}
+    weights_need: tuple[str, ...] = ()
 
     def __init__(self, data: "GeoData | DataSpec", **arguments: object) -> None:
         super().__init__()
-        self.spec: DataSpec = data if isinstance(data, DataSpec) else data.spec
+        self.spec: DataSpec = data if isinstance(data, DataSpec) else getattr(data, "spec", None)
+        if self.spec is None:
+            raise ValueError(f"data is {data!r}, but must be what prepare_data(...) returns, or a DataSpec")
         if self.spec.task != self.task:
             raise ValueError(
-                f"{type(self).__name__} does {self.task}, but the data are for {self.spec.task}; "
-                f"read them with prepare_data(..., task={self.task!r}) if they have such labels"
+                f"{type(self).__name__} does {self.task}, but the data are for {self.spec.task}: models for such data "
+                f"are {', '.join(models_for(self.spec.task)) or '(none)'}. If the data have other labels too, read them "
+                f"with prepare_data(..., task={self.task!r})"
             )
         self.data = None if isinstance(data, DataSpec) else data
-        self.arguments = arguments
+        self.arguments = {name: plain(value) for name, value in arguments.items()}
+        check(self.arguments, self.rules)
         self.fits, self.steps, self.run_folder = 0, 0, None
         self.history: list[dict] = []
         self._frozen: list[nn.Module] = []
         column = (-1, 1, 1)
         self.register_buffer("pixel_mean", torch.tensor(self.spec.mean).view(column))
         self.register_buffer("pixel_std", torch.tensor(self.spec.std).view(column))
+
+    def __call__(self, images: Tensor, targets: list[dict] | None = None) -> dict[str, Loss] | list[dict]:
+        """Check the images and call `forward`.
+
+        Raises:
+            ValueError: images of another shape or type than the network takes, or no targets in training.
+        """
+        bands = self.spec.bands
+        if not isinstance(images, Tensor) or images.dim() != 4 or images.shape[1] != len(bands) or not images.numel():
+            raise ValueError(
+                f"images are {_described(images)}, but must be a tensor [B, {len(bands)}, H, W] of the bands "
+                f"{', '.join(bands)}, each of at least 1 x 1 pixels"
+            )
+        wanted = self.pixel_mean.dtype
+        if not images.is_floating_point() or torch.promote_types(images.dtype, wanted) != wanted:
+            raise ValueError(
+                f"images are {_described(images)}, but the network takes {wanted} of scaled pixels: scale whole numbers "
+                "by spec.scaled(pixels); else give images.to(model.pixel_mean.dtype), or convert the model"
+            )
+        if self.training and (targets is None or len(targets) != len(images)):
+            found = "none" if targets is None else f"{len(targets)}"
+            raise ValueError(
+                f"in training a target is needed for each of {len(images)} image(s), but there are {found}; call "
+                "model.eval() first to predict"
+            )
+        return super().__call__(images, targets)
 
     # What a subclass gives -------------------------------------------------------------------------------------------
 
@@ -133,11 +169,19 @@ class GeoModel(nn.Module, metaclass=_Seeded):
             data: other data of the same classes and bands.
             split: "train", "valid" or "test".
             distributed: share the chips over all processes of a launched run; collective. Else this process does all.
+
+        Raises:
+            ValueError: there are no data, they are of other classes or bands, or there is no such split.
         """
         from accel_geo.engine.evaluation import evaluate
         from accel_geo.parallel.watch import watching
 
+        if data is not None:
+            check_data(self.spec, data.spec, "the model")
+            data = scaled_like(self.spec, data)
         data = data or self._data("evaluate")
+        if split not in data.splits:
+            raise ValueError(f"split={split!r}: one of {', '.join(data.splits)}")
         device = next(self.parameters()).device
         with watching() if distributed else nullcontext():
             found = evaluate(self, data.splits[split], data.task, device=device, distributed=distributed)
@@ -213,13 +257,22 @@ class GeoModel(nn.Module, metaclass=_Seeded):
 
         Raises:
             FileNotFoundError: no model there.
-            ValueError: another class of model, other shapes, or a file that is not whole.
+            ValueError: another class of model, other classes, bands, arguments or shapes, or a file that is not whole.
         """
         from accel_geo.engine import checkpoint
 
         found = checkpoint.read_folder(path)
         if found.config["class"] != type(self).__name__:
             raise ValueError(f"{path} holds a {found.config['class']}, not a {type(self).__name__}; use from_model")
+        check_data(DataSpec.from_json(found.config["spec"]), self.spec, str(path))
+        for name in self.weights_need:
+            mine = self.arguments[name]
+            theirs = found.config["arguments"].get(name, mine)  # a model may be older than an argument
+            if theirs != mine:
+                raise ValueError(
+                    f"{path} was trained with {name}={theirs}, this model has {name}={mine}; give the constructor the "
+                    "same, or use from_model, which does"
+                )
         checkpoint.load_module_state(self, found.model, str(path))
         return self
 
@@ -275,9 +328,19 @@ class GeoModel(nn.Module, metaclass=_Seeded):
         # A raster or an image as `predict` takes it, [C, H, W] where and in the type that the network is.
         from accel_geo.data.images import read_image
 
+        if not isinstance(source, str | os.PathLike | Tensor):
+            raise ValueError(f"{_described(source)} is no image: give the path of a raster, or a tensor [C, H, W]")
         image = source if isinstance(source, Tensor) else read_image(source, self.spec)
-        if image.dim() != 3 or image.shape[0] != len(self.spec.bands):
-            raise ValueError(f"an image must be [{len(self.spec.bands)}, H, W], not {list(image.shape)}")
+        bands = self.spec.bands
+        if image.dim() != 3 or image.shape[0] != len(bands) or not image.numel():
+            raise ValueError(
+                f"an image must be [{len(bands)}, H, W] of the bands {', '.join(bands)}, not {list(image.shape)}"
+            )
+        if image is source and not (image.is_floating_point() and image.isfinite().all()):
+            raise ValueError(
+                f"the image is {_described(image)}, but must hold finite, scaled pixels: give the raster's path, or "
+                "scale its pixels by spec.scaled(pixels, missing), which makes those without data 0"
+            )
         parameter = next(self.parameters())
         return image.to(parameter.device, parameter.dtype)
 
@@ -285,3 +348,9 @@ class GeoModel(nn.Module, metaclass=_Seeded):
         if self.data is None:
             raise ValueError(f"{verb} needs data: build the model from prepare_data(...), or from_model(path, data)")
         return self.data
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    return f"a {type(value).__name__}"

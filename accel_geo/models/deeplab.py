@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from accel_geo.models.arguments import FLAG, Rule
 from accel_geo.models.pixel_classifier import PixelClassifier
 from accel_geo.nn.backbones import build_backbone
 from accel_geo.nn.decoders import DeepLabPlusDecoder
@@ -42,6 +43,14 @@ class DeepLab(PixelClassifier):
     """
 
     heads = ("classifier.4.", "classifier.head.", "aux_classifier.4.")
+    rules = {
+        **PixelClassifier.rules,
+        "plus": FLAG,
+        "aux_loss": FLAG,
+        "output_stride": Rule("8 or 16", lambda value: type(value) is int and value in (8, 16)),
+        "keep_dilation": FLAG,
+    }
+    weights_need = ("output_stride", "keep_dilation")
 
     def __init__(
         self,
@@ -76,8 +85,6 @@ class DeepLab(PixelClassifier):
             dice_loss_fraction=dice_loss_fraction,
             dice_loss_average=dice_loss_average,
         )
-        if output_stride not in (8, 16):
-            raise ValueError(f"output_stride is 8 or 16, not {output_stride}")
         stride = output_stride if keep_dilation else None
         self.backbone = build_backbone(backbone, len(self.spec.bands), output_stride=stride)
         channels, strides, width = self.backbone.channels, self.backbone.strides, WIDTH[size]

@@ -1,6 +1,5 @@
 """FeatureClassifier: one label, or several, for a whole chip."""
 
-import math
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from accel_geo.models.arguments import FLAG, NOT_NEGATIVE, list_of, number, or_none
 from accel_geo.models.base import GeoModel
 from accel_geo.nn.backbones import build_backbone, pad_to_multiple, pretrained_state, torchvision_names
 from accel_geo.nn.losses import label_binary_cross_entropy, label_count, label_cross_entropy
@@ -44,6 +44,12 @@ class FeatureClassifier(GeoModel):
     """
 
     task = "classification"
+    rules = {
+        **GeoModel.rules,
+        "label_smoothing": number("a number of at least 0, below 1", lambda x: 0 <= x < 1),
+        "class_balancing": FLAG,
+        "class_weights": or_none(list_of(NOT_NEGATIVE, "a list of numbers of at least 0, one for each class")),
+    }
 
     def __init__(
         self,
@@ -56,22 +62,16 @@ class FeatureClassifier(GeoModel):
         class_balancing: bool = False,
         class_weights: Sequence[float] | None = None,
     ) -> None:
-        if class_balancing and class_weights is None:
-            class_weights = balanced_weights(data)
-        class_weights = None if class_weights is None else [float(weight) for weight in class_weights]
         loss = {"label_smoothing": label_smoothing, "class_balancing": class_balancing, "class_weights": class_weights}
         super().__init__(data, backbone=backbone, size=size, **loss)
-        if size not in ("full", "small"):
-            raise ValueError(f"size is 'full' or 'small', not {size!r}")
-        if not 0 <= label_smoothing < 1 or (label_smoothing and self.spec.multilabel):
+        if label_smoothing and self.spec.multilabel:
+            raise ValueError(f"label_smoothing={label_smoothing}: 0 where chips have several labels")
+        if class_balancing and class_weights is None:
+            self.arguments["class_weights"] = balanced_weights(data)
+        class_weights = self.arguments["class_weights"]
+        if class_weights is not None and (len(class_weights) != len(self.spec.classes) or not any(class_weights)):
             raise ValueError(
-                f"label_smoothing={label_smoothing}: at least 0, below 1, and 0 where chips have several labels"
-            )
-        if class_weights is not None and not (
-            len(class_weights) == len(self.spec.classes) and all(0 <= w < math.inf for w in class_weights)
-        ):
-            raise ValueError(
-                f"class_weights={class_weights}: one of at least 0 for each of {', '.join(self.spec.classes)}"
+                f"class_weights={class_weights}: a number for each of {', '.join(self.spec.classes)}, not all 0"
             )
         self.label_smoothing = label_smoothing
         weights_now = None if class_weights is None else torch.tensor(class_weights, dtype=torch.get_default_dtype())

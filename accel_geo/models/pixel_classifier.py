@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from accel_geo.models.arguments import FLAG, NOT_NEGATIVE, SHARE, list_of, or_none
 from accel_geo.models.base import GeoModel
 from accel_geo.nn.backbones import pad_to_multiple, pretrained_state, torchvision_names
 from accel_geo.nn.losses import PixelLoss
@@ -36,6 +37,14 @@ class PixelClassifier(GeoModel):
 
     task = "semantic"
     heads: tuple[str, ...]
+    rules = {
+        **GeoModel.rules,
+        "class_balancing": FLAG,
+        "class_weights": or_none(list_of(NOT_NEGATIVE, "a list of numbers of at least 0, background first")),
+        "focal_loss": FLAG,
+        "gamma": NOT_NEGATIVE,
+        "dice_loss_fraction": SHARE,
+    }
 
     def __init__(
         self,
@@ -51,20 +60,23 @@ class PixelClassifier(GeoModel):
         dice_loss_average: str,
         **arguments: object,
     ) -> None:
-        if class_balancing and class_weights is None:
-            class_weights = balanced_weights(data)
         loss = {
-            "class_weights": None if class_weights is None else [float(weight) for weight in class_weights],
+            "class_weights": class_weights,
             "focal_loss": focal_loss,
             "gamma": gamma,
             "dice_loss_fraction": dice_loss_fraction,
             "dice_loss_average": dice_loss_average,
         }
         super().__init__(data, backbone=backbone, size=size, class_balancing=class_balancing, **loss, **arguments)
-        if size not in ("full", "small"):
-            raise ValueError(f"size is 'full' or 'small', not {size!r}")
-        self.outputs = 1 + len(self.spec.classes)
+        if class_balancing and class_weights is None:
+            self.arguments["class_weights"] = balanced_weights(data)
+        self.outputs, weights = 1 + len(self.spec.classes), self.arguments["class_weights"]
+        if weights and not (len(weights) == self.outputs and any(weights[int(self.spec.ignore_background) :])):
+            raise ValueError(
+                f"class_weights={weights}: {self.outputs} values of at least 0, background first, and not all 0"
+            )
         self.aux_classifier = None
+        loss = {name: self.arguments[name] for name in loss}
         self.loss = PixelLoss(self.outputs, **loss, ignore_background=self.spec.ignore_background)
 
     @staticmethod

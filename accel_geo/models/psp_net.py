@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from accel_geo.models.arguments import FLAG, list_of, whole
 from accel_geo.models.pixel_classifier import PixelClassifier
 from accel_geo.nn.backbones import build_backbone
 from accel_geo.nn.decoders import UNET_WIDTHS, UnetDecoder
@@ -11,6 +12,7 @@ from accel_geo.nn.semantic_heads import FCNHead, PyramidPooling, cells_of
 
 WIDTH = {"full": 512, "small": 128}
 OUTPUT_STRIDE = 8
+PYRAMID = (1, 2, 3, 6)
 
 
 class PSPNetClassifier(PixelClassifier):
@@ -44,6 +46,15 @@ class PSPNetClassifier(PixelClassifier):
     """
 
     heads = ("head.", "aux_classifier.4.")
+    rules = {
+        **PixelClassifier.rules,
+        "use_unet": FLAG,
+        "pyramid_sizes": list_of(whole(1), "a list of whole numbers of at least 1"),
+        "aux_loss": FLAG,
+        "unet_aux_loss": FLAG,
+        "keep_dilation": FLAG,
+    }
+    weights_need = ("pyramid_sizes", "keep_dilation")
 
     def __init__(
         self,
@@ -53,7 +64,7 @@ class PSPNetClassifier(PixelClassifier):
         weights: str | None = None,
         size: str = "full",
         use_unet: bool = True,
-        pyramid_sizes: Sequence[int] = (1, 2, 3, 6),
+        pyramid_sizes: Sequence[int] = PYRAMID,
         aux_loss: bool = True,
         unet_aux_loss: bool = False,
         keep_dilation: bool = False,
@@ -69,7 +80,7 @@ class PSPNetClassifier(PixelClassifier):
             backbone=backbone,
             size=size,
             use_unet=use_unet,
-            pyramid_sizes=list(pyramid_sizes),
+            pyramid_sizes=pyramid_sizes,
             aux_loss=aux_loss,
             unet_aux_loss=unet_aux_loss,
             keep_dilation=keep_dilation,
@@ -80,8 +91,11 @@ class PSPNetClassifier(PixelClassifier):
             dice_loss_fraction=dice_loss_fraction,
             dice_loss_average=dice_loss_average,
         )
-        if not pyramid_sizes or min(pyramid_sizes) < 1:
-            raise ValueError(f"pyramid_sizes {list(pyramid_sizes)}: one or several whole numbers of at least 1")
+        pyramid_sizes, most = self.arguments["pyramid_sizes"], max(*self.spec.chip_size, *PYRAMID)
+        if max(pyramid_sizes) > most:
+            raise ValueError(
+                f"pyramid_sizes={pyramid_sizes}: at most {most}, for chips of {' x '.join(map(str, self.spec.chip_size))}"
+            )
         stride = None if use_unet and not keep_dilation else OUTPUT_STRIDE
         self.backbone = build_backbone(backbone, len(self.spec.bands), output_stride=stride)
         *finer, last = self.backbone.channels

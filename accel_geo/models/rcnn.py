@@ -11,6 +11,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.rpn import RPNHead
 
+from accel_geo.models.arguments import FLAG, POSITIVE, SHARE, list_of, number, or_none, whole
 from accel_geo.models.base import GeoModel
 from accel_geo.nn.anchors import PyramidAnchors
 from accel_geo.nn.backbones import build_backbone, cannot_download, pad_to_multiple, pretrained_state
@@ -39,6 +40,11 @@ SIZES = {
         "box_batch_size_per_image": 64,
     },
 }
+TOP_N = tuple(name for name in SIZES["full"] if name.startswith(("rpn_", "box_")))
+SHARES = (
+    "rpn_nms_thresh", "rpn_fg_iou_thresh", "rpn_bg_iou_thresh", "rpn_score_thresh",
+    "box_score_thresh", "box_nms_thresh", "box_fg_iou_thresh", "box_bg_iou_thresh",
+)  # fmt: skip
 # channels of the pyramid, of the box head, of each mask convolution
 WIDTHS = {"full": (256, 1024, (256,) * 4), "small": (64, 256, (64,) * 2)}
 
@@ -86,6 +92,21 @@ class RegionCNN(GeoModel):
     """
 
     coco: WeightsEnum
+    rules = {
+        **GeoModel.rules,
+        "anchor_sizes": or_none(list_of(POSITIVE, "a list of sides above 0 in pixels, one for each level")),
+        "anchor_ratios": list_of(POSITIVE, "a list of height / width, each above 0"),
+        **dict.fromkeys(TOP_N, or_none(whole(1))),
+        "box_detections_per_img": whole(1),
+        **dict.fromkeys(SHARES, SHARE),
+        **dict.fromkeys(
+            ("rpn_positive_fraction", "box_positive_fraction"),
+            number("a number above 0, at most 1", lambda x: 0 < x <= 1),
+        ),
+        "bbox_reg_weights": or_none(list_of(POSITIVE, "a list of four numbers above 0", 4)),
+        "soft_nms": FLAG,
+    }
+    weights_need = ("anchor_sizes", "anchor_ratios", "bbox_reg_weights")
 
     def __init__(
         self,
@@ -117,10 +138,13 @@ class RegionCNN(GeoModel):
         soft_nms: bool = False,
     ) -> None:
         arguments = {k: v for k, v in locals().items() if k not in ("self", "data", "weights", "__class__")}
-        super().__init__(data, **{k: list(v) if isinstance(v, tuple) else v for k, v in arguments.items()})
-        if size not in SIZES:
-            raise ValueError(f"size is 'full' or 'small', not {size!r}")
-        chosen = {k: SIZES[size][k] if v is None and k in SIZES[size] else v for k, v in arguments.items()}
+        super().__init__(data, **arguments)
+        for part in ("rpn", "box"):
+            high, low = arguments[f"{part}_fg_iou_thresh"], arguments[f"{part}_bg_iou_thresh"]
+            if low > high:
+                raise ValueError(f"{part}_bg_iou_thresh={low}: at most {part}_fg_iou_thresh, which is {high}")
+        chosen = {k: SIZES[size][k] if v is None and k in SIZES[size] else v for k, v in self.arguments.items()}
+        anchor_sizes, anchor_ratios = chosen["anchor_sizes"], chosen["anchor_ratios"]
         width, box_width, _ = WIDTHS[size]
         outputs = 1 + len(self.spec.classes)
 
@@ -129,9 +153,7 @@ class RegionCNN(GeoModel):
         if anchor_sizes is None:
             anchor_sizes = [SIZES[size]["smallest_anchor"] * 2**level for level in range(levels)]
         if len(anchor_sizes) != levels:
-            raise ValueError(
-                f"anchor_sizes {list(anchor_sizes)}: {backbone} needs {levels}, one for each of its levels"
-            )
+            raise ValueError(f"anchor_sizes={anchor_sizes}: {backbone} needs {levels}, one for each of its levels")
         self.rpn = RegionProposals(
             PyramidAnchors(anchor_sizes, anchor_ratios, self.backbone.strides),
             RPNHead(width, len(anchor_ratios)),
@@ -155,7 +177,7 @@ class RegionCNN(GeoModel):
             bg_iou_thresh=box_bg_iou_thresh,
             batch_size_per_image=chosen["box_batch_size_per_image"],
             positive_fraction=box_positive_fraction,
-            bbox_reg_weights=bbox_reg_weights,
+            bbox_reg_weights=chosen["bbox_reg_weights"],
             score_thresh=box_score_thresh,
             nms_thresh=box_nms_thresh,
             detections_per_img=box_detections_per_img,

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import batched_nms, clip_boxes_to_image, sigmoid_focal_loss
 
+from accel_geo.models.arguments import FLAG, POSITIVE, SHARE, Rule, list_of, number, or_none, whole
 from accel_geo.models.base import GeoModel
 from accel_geo.nn.anchors import fit_shapes, grid_anchors, match_anchors
 from accel_geo.nn.backbones import build_backbone, pad_to_multiple, pretrained_state
@@ -28,6 +29,7 @@ EMPTY_MATCHES = 8
 FOCAL = {"alpha": 0.25, "gamma": 2.0}  # Lin et al. 2017
 RARE = 0.01  # probability of an object that focal training begins with, likewise
 MOST_CHIPS = 1000  # whose boxes the anchors are fitted to
+PAIRS = list_of(list_of(POSITIVE, "", 2), "a list of pairs of width and height, each above 0")
 
 
 class SingleShotDetector(GeoModel):
@@ -64,6 +66,23 @@ class SingleShotDetector(GeoModel):
     """
 
     task = "detection"
+    rules = {
+        **GeoModel.rules,
+        "anchors": or_none(PAIRS),
+        "grids": or_none(
+            Rule(
+                "whole numbers of at least 1, the cells along a chip, or a list of such lists, one for each map",
+                lambda value: isinstance(value, list) and list_of(whole(1), "").fits(_cells(value)),
+            )
+        ),
+        "zooms": list_of(POSITIVE, "a list of factors above 0"),
+        "ratios": PAIRS,
+        "focal_loss": FLAG,
+        "positive_fraction": number("a number between 0 and 1", lambda x: 0 < x < 1),
+        **dict.fromkeys(("iou_thresh", "score_thresh", "nms_thresh"), SHARE),
+        **dict.fromkeys(("detections_per_img", "topk_candidates"), whole(1)),
+    }
+    weights_need = ("anchors", "grids", "zooms", "ratios")
 
     def __init__(
         self,
@@ -84,15 +103,14 @@ class SingleShotDetector(GeoModel):
         detections_per_img: int = 200,
         topk_candidates: int = 400,
     ) -> None:
-        _check(size, anchors, grids, zooms, ratios, positive_fraction)
         super().__init__(
             data,
             backbone=backbone,
             size=size,
-            anchors=anchors and [list(shape) for shape in anchors],
-            grids=grids and [list(n) if isinstance(n, Sequence) else n for n in grids],
-            zooms=list(zooms),
-            ratios=[list(ratio) for ratio in ratios],
+            anchors=anchors,
+            grids=grids,
+            zooms=zooms,
+            ratios=ratios,
             focal_loss=focal_loss,
             iou_thresh=iou_thresh,
             positive_fraction=positive_fraction,
@@ -101,8 +119,13 @@ class SingleShotDetector(GeoModel):
             detections_per_img=detections_per_img,
             topk_candidates=topk_candidates,
         )
+        if anchors is not None and grids is not None:
+            raise ValueError("anchors and grids both say the anchors' shapes; give one of them")
         if anchors is None and grids is None:
-            anchors = self.arguments["anchors"] = fitted_anchors(data)
+            self.arguments["anchors"] = fitted_anchors(data)
+        anchors, grids, zooms, ratios = (self.arguments[name] for name in self.weights_need)
+        if max(_cells(grids or []), default=0) > (most := max(self.spec.chip_size)):
+            raise ValueError(f"grids={grids}: at most {most} cells, as many as a chip of the training size has pixels")
         self.focal_loss, self.iou_thresh = focal_loss, iou_thresh
         self.negatives_per_positive = (1 - positive_fraction) / positive_fraction
         self.score_thresh, self.nms_thresh = score_thresh, nms_thresh
@@ -113,6 +136,11 @@ class SingleShotDetector(GeoModel):
         style = "vgg" if name.startswith("vgg") else "lite" if name.startswith("mobilenet") else "plain"
         placed = _placed(anchors, grids, FIRST_STRIDE[size], self.spec.chip_size)
         self.strides = sorted(placed)
+        if (side := min(self.spec.chip_size)) <= self.strides[0] / 2:
+            raise ValueError(
+                f"no anchor is centred in a chip of {side} pixels: the smallest anchors lie on cells of {self.strides[0]} "
+                f"pixels, for chips of at least {self.strides[0] // 2 + 1}. Resize the chips, or give smaller anchors"
+            )
         self.shapes = [
             [[w * zoom * rw, h * zoom * rh] for w, h in placed[stride] for zoom in zooms for rw, rh in ratios]
             for stride in self.strides
@@ -280,20 +308,5 @@ def _placed(
     return placed
 
 
-def _check(
-    size: str, anchors: object, grids: object, zooms: Sequence, ratios: Sequence, positive_fraction: float
-) -> None:
-    if size not in FIRST_STRIDE:
-        raise ValueError(f"size is 'full' or 'small', not {size!r}")
-    if anchors is not None and grids is not None:
-        raise ValueError("anchors and grids both say the anchors' shapes; give one of them")
-    cells = [n for of_level in grids or () for n in (of_level if isinstance(of_level, Sequence) else [of_level])]
-    if (grids is not None and not cells) or not all(isinstance(n, int) and n > 0 for n in cells):
-        raise ValueError(f"grids={grids}: whole numbers from 1, the cells along a chip, or a list of them for each map")
-    for name, pairs in (("anchors", anchors), ("ratios", ratios)):
-        if pairs is not None and (not pairs or not all(len(pair) == 2 and min(pair) > 0 for pair in pairs)):
-            raise ValueError(f"{name}={pairs}: pairs of width and height above 0, at least one")
-    if not zooms or min(zooms) <= 0:
-        raise ValueError(f"zooms={zooms}: factors above 0, at least one")
-    if not 0 < positive_fraction < 1:
-        raise ValueError(f"positive_fraction={positive_fraction}: between 0 and 1")
+def _cells(grids: list) -> list:
+    return [n for of_level in grids for n in (of_level if isinstance(of_level, list) else [of_level])]

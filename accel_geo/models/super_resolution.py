@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from accel_geo.models.arguments import NAME, NOT_NEGATIVE, PATH, check, list_of, number, one_of, or_none, whole
 from accel_geo.models.base import GeoModel
 from accel_geo.nn.backbones import build_backbone, pad_to_multiple, pretrained_state
-from accel_geo.nn.diffusion import ConditionalUnet, noise_schedule, sample, training_noise
+from accel_geo.nn.diffusion import SCHEDULES, ConditionalUnet, noise_schedule, sample, training_noise
 from accel_geo.nn.super_resolution import (
     PerceptualLoss,
     PixelShuffleDecoder,
@@ -31,6 +32,7 @@ WIDTHS = {
     "unet": {"full": (64, 0, ()), "small": (32, 0, ())},
     "sr3": {"full": (64, 3, (1, 2, 4, 4, 8, 8)), "small": (32, 1, (1, 2, 2, 4))},
 }
+NOISE = number("a number above 0, below 1", lambda x: 0 < x < 1)
 MAX_STRIDE = {"full": 16, "small": 8}  # of the U-Net's encoder, which sees the coarse image
 
 
@@ -72,6 +74,26 @@ class SuperResolution(GeoModel):
     """
 
     task = "super_resolution"
+    rules = {
+        **GeoModel.rules,
+        "architecture": one_of(*ARCHITECTURES),
+        "backbone": or_none(NAME),
+        "perceptual_factor": NOT_NEGATIVE,
+        "inner_channel": or_none(whole(1)),
+        "res_blocks": or_none(whole(0)),
+        "channel_mults": or_none(list_of(whole(1), "a list of whole numbers of at least 1")),
+        "attn_res": list_of(whole(1), "one or a list of whole numbers of at least 1"),
+        "norm_groups": whole(1),
+        "dropout": number("a number of at least 0, below 1", lambda x: 0 <= x < 1),
+        "schedule": one_of(*SCHEDULES),
+        "n_timestep": whole(1),
+        "linear_start": NOISE,
+        "linear_end": NOISE,
+        "sampling_type": one_of(*SAMPLING),
+        "n_timestep_inference": whole(1),
+        "sampling_seed": whole(0),
+    }
+    weights_need = ("schedule", "n_timestep", "linear_start", "linear_end")
 
     def __init__(
         self,
@@ -98,33 +120,11 @@ class SuperResolution(GeoModel):
         sampling_seed: int = 0,
     ) -> None:
         if backbone == "SR3":  # as arcgis.learn has it
-            architecture, backbone = architecture or "sr3", None
-        architecture = architecture or ("unet" if backbone else "edsr")
-        if architecture not in ARCHITECTURES:
-            raise ValueError(f"architecture={architecture!r} is not known; it is one of {', '.join(ARCHITECTURES)}")
-        if backbone and architecture != "unet":
-            raise ValueError(f"backbone={backbone!r} is for architecture='unet'; {architecture!r} has none to choose")
-        if size not in ("full", "small"):
-            raise ValueError(f"size is 'full' or 'small', not {size!r}")
-        if perceptual_weights and architecture == "sr3":
-            raise ValueError("perceptual_weights is for 'edsr' and 'unet'; 'sr3' learns noise, not an image")
-        backbone = (backbone or "resnet34") if architecture == "unet" else None
-        width, blocks, multiples = WIDTHS[architecture][size]
-        width = width if inner_channel is None else inner_channel
-        blocks = blocks if res_blocks is None else res_blocks
-        multiples = multiples if channel_mults is None else tuple(channel_mults)
-        attn_res = [attn_res] if isinstance(attn_res, int) else list(attn_res)
-        least = 0 if architecture == "unet" else 1  # residual blocks
-        if min(width, *multiples, *attn_res, norm_groups) < 1 or blocks < least or not 0 <= dropout < 1:
-            raise ValueError(
-                f"inner_channel={width}, res_blocks={blocks}, channel_mults={list(multiples)}, attn_res={attn_res}, "
-                f"norm_groups={norm_groups}: at least 1; dropout={dropout}: at least 0 and below 1"
-            )
-        if sampling_type not in SAMPLING or n_timestep_inference < 1:
-            raise ValueError(
-                f"sampling_type={sampling_type!r} is one of {', '.join(SAMPLING)}; n_timestep_inference="
-                f"{n_timestep_inference} is at least 1"
-            )
+            architecture, backbone = "sr3" if architecture is None else architecture, None
+        if architecture is None:
+            architecture = "edsr" if backbone is None else "unet"
+        if backbone is None and architecture == "unet":
+            backbone = "resnet34"
         super().__init__(
             data,
             architecture=architecture,
@@ -133,8 +133,8 @@ class SuperResolution(GeoModel):
             perceptual_factor=perceptual_factor,
             inner_channel=inner_channel,
             res_blocks=res_blocks,
-            channel_mults=None if channel_mults is None else list(channel_mults),
-            attn_res=attn_res,
+            channel_mults=channel_mults,
+            attn_res=[attn_res] if isinstance(attn_res, int) else attn_res,
             norm_groups=norm_groups,
             dropout=dropout,
             schedule=schedule,
@@ -145,6 +145,16 @@ class SuperResolution(GeoModel):
             n_timestep_inference=n_timestep_inference,
             sampling_seed=sampling_seed,
         )
+        check({"perceptual_weights": perceptual_weights}, {"perceptual_weights": or_none(PATH)})
+        if backbone is not None and architecture != "unet":
+            raise ValueError(f"backbone={backbone!r} is for architecture='unet'; {architecture!r} has none to choose")
+        if perceptual_weights is not None and architecture == "sr3":
+            raise ValueError("perceptual_weights is for 'edsr' and 'unet'; 'sr3' learns noise, not an image")
+        chosen = (self.arguments[name] for name in ("inner_channel", "res_blocks", "channel_mults"))
+        usual = WIDTHS[architecture][size]
+        width, blocks, multiples = (mine if given is None else given for given, mine in zip(chosen, usual))
+        if blocks < 1 and architecture != "unet":
+            raise ValueError(f"res_blocks={blocks}: a whole number of at least 1 for architecture={architecture!r}")
         self.architecture, self.scale = architecture, self.spec.scale
         self.shares = noise_schedule(schedule, n_timestep, linear_start, linear_end)
         self.eta, self.steps_of_prediction, self.sampling_seed = (
@@ -152,10 +162,12 @@ class SuperResolution(GeoModel):
         )  # fmt: skip
         bands = len(self.spec.bands)
         self.perceptual_factor = perceptual_factor
-        self.perceptual = PerceptualLoss(perceptual_weights, self.spec.bands) if perceptual_weights else None
+        self.perceptual = (
+            PerceptualLoss(perceptual_weights, self.spec.bands) if perceptual_weights is not None else None
+        )
         if architecture == "sr3":
             fine = max(self.spec.chip_size) * self.scale
-            attention = {round(math.log2(max(fine / side, 1))) for side in attn_res}
+            attention = {round(math.log2(max(fine / side, 1))) for side in self.arguments["attn_res"]}
             self.denoiser = ConditionalUnet(bands, width, multiples, attention, blocks, norm_groups, dropout)
         else:
             if architecture == "edsr":

@@ -1,6 +1,7 @@
 """Starting weights: a published model, any state dict of a known network, or the library's pretrained ones."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from accel_geo.parallel.reduction import is_main
 
 # words that other programs put before a network's own names
 _PREFIXES = {"module", "model", "network", "net", "backbone", "body", "encoder", "trunk", "state_dict"}
+_ALLOWED = 'None (random), "default" (pretrained, downloaded), a weights file or a published model\'s folder'
 # sequential networks are also published without the name of their container
 _CONTAINERS = ("", "features.")
 # of ImageNet, 0..255, as Caffe's VGG subtracts it
@@ -58,6 +60,8 @@ def load_weights(
         FileNotFoundError: there is no such file, or "default" cannot be downloaded.
         ValueError: the file is not what it should be, or does not belong to this backbone.
     """
+    if not isinstance(weights, str | os.PathLike) or not str(weights):
+        raise ValueError(f"weights={weights!r}: {_ALLOWED}")
     if str(weights) == "default":
         source, origin, facts = default(), "the library's pretrained weights", {}
     else:
@@ -176,10 +180,7 @@ def _weights_file(path: Path) -> Path:
     folder = path if path.is_dir() else path.parent
     here = sorted(p.name for p in folder.iterdir())[:8] if folder.is_dir() else []
     what = "no model.safetensors in this folder" if path.is_dir() else "no such weights file"
-    raise FileNotFoundError(
-        f"{path}: {what}; {folder} holds {', '.join(here) or 'nothing'}. "
-        'weights is None (random), "default" (pretrained, downloaded), a weights file or a published model\'s folder'
-    )
+    raise FileNotFoundError(f"{path}: {what}; {folder} holds {', '.join(here) or 'nothing'}. weights is {_ALLOWED}")
 
 
 def _facts(folder: Path) -> dict[str, tuple[str, ...]]:

@@ -1,0 +1,76 @@
+"""Rules for the arguments of models: what each may be, checked before anything is built or trained."""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What an argument may be.
+
+    Attributes:
+        allowed: in words, for the message.
+        fits: says whether a value is allowed; must bear any value.
+    """
+
+    allowed: str
+    fits: Callable[[object], bool]
+
+
+def check(arguments: dict[str, object], rules: dict[str, Rule]) -> None:
+    """Refuse the first argument that breaks its rule.
+
+    Raises:
+        ValueError: names the argument, its value and what is allowed.
+    """
+    for name, value in arguments.items():
+        if name in rules and not rules[name].fits(value):
+            raise ValueError(f"{name}={value!r}: {rules[name].allowed}")
+
+
+def plain(value: object) -> object:
+    """Return numbers and arrays of numpy and torch, and tuples, as the numbers and lists that JSON has."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [plain(item) for item in value] if isinstance(value, list | tuple | range) else value
+
+
+def one_of(*names: str) -> Rule:
+    """Return the rule for one of some names."""
+    return Rule(f"one of {', '.join(names)}", lambda value: value in names)
+
+
+def whole(least: int, most: int | None = None) -> Rule:
+    """Return the rule for a whole number from `least` up to `most`."""
+    limit = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+    return Rule(limit, lambda value: type(value) is int and least <= value <= (value if most is None else most))
+
+
+def number(allowed: str, inside: Callable[[float], bool]) -> Rule:
+    """Return the rule for a finite number that lies inside some bounds."""
+    return Rule(allowed, lambda value: type(value) in (int, float) and math.isfinite(value) and inside(value))
+
+
+def list_of(rule: Rule, allowed: str, count: int | None = None) -> Rule:
+    """Return the rule for a list of `count`, or of at least one, of what another rule allows."""
+
+    def fits(value: object) -> bool:
+        return isinstance(value, list) and len(value) == (count or max(len(value), 1)) and all(map(rule.fits, value))
+
+    return Rule(allowed, fits)
+
+
+def or_none(rule: Rule) -> Rule:
+    """Return the rule that also allows None."""
+    return Rule(f"{rule.allowed}, or None", lambda value: value is None or rule.fits(value))
+
+
+FLAG = Rule("True or False", lambda value: type(value) is bool)
+NAME = Rule("a name such as 'resnet34', see backbones()", lambda value: isinstance(value, str) and value != "")
+PATH = Rule("the path of a file", lambda value: isinstance(value, str | os.PathLike) and str(value) != "")
+SIZE = Rule("'full' or 'small'", lambda value: value in ("full", "small"))
+SHARE = number("a number from 0 to 1", lambda x: 0 <= x <= 1)
+POSITIVE = number("a number above 0", lambda x: x > 0)
+NOT_NEGATIVE = number("a number of at least 0", lambda x: x >= 0)
