@@ -1,7 +1,7 @@
 """Which class a label value belongs to: the values on disk, a choice of classes, and classes merged."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from accel_geo.data.formats.rows import Rows, some
@@ -74,7 +74,8 @@ def choose(
         classes: names or values of the classes to keep, in any order (others become background); names for the values
             where the data give none, in ascending order of the values, or as {value: name} or "value=name".
         mapping: {old: new}: classes, by name or value, that become the class `new`.
-        ignore_classes: names or values whose pixels count nowhere; objects and labels of them are left out.
+        ignore_classes: names or values whose pixels count nowhere, 0 for background; objects and labels of them are
+            left out.
 
     Raises:
         ValueError: a class does not exist, or there is none.
@@ -101,10 +102,10 @@ def choose(
             found.remove(255)
             problems.append("label pixels of value 255 are ignored")
         known = {value: known.get(value, str(value)) for value in found}
-    ignored = {_value(entry, known) for entry in ignore_classes}
+    ignored = {_value(entry, known, "ignore_classes", also=index_of) for entry in ignore_classes}
     if classes is not None and not classes:
         raise ValueError(f"classes={classes!r} keeps none; the classes are {_listed(known)}")
-    known, kept = _chosen(known, rows.named, classes)
+    known, kept = _chosen(known, rows, classes, special=index_of)
     kept = [value for value in kept if value not in ignored]
     if not kept and known:
         raise ValueError(f"no class of {rows.root} is left: classes and ignore_classes leave out all, {_listed(known)}")
@@ -143,8 +144,10 @@ def _edges(chosen: Classes) -> Classes:
     return Classes(("edge",), (1,), index_of)
 
 
-def _chosen(known: dict[int, str], named: bool, classes: ClassChoice) -> tuple[dict[int, str], list[int]]:
-    # The names of all values, and the values to keep.
+def _chosen(
+    known: dict[int, str], rows: Rows, classes: ClassChoice, special: Collection[int]
+) -> tuple[dict[int, str], list[int]]:
+    # The names of all values, and the values to keep; `special` values, such as background, are allowed by number.
     if classes is None:
         return known, list(known)
     if isinstance(classes, str):
@@ -152,15 +155,17 @@ def _chosen(known: dict[int, str], named: bool, classes: ClassChoice) -> tuple[d
     if not isinstance(classes, Mapping) and all("=" in str(entry) for entry in classes):
         classes = dict(str(entry).split("=", 1) for entry in classes)
     if isinstance(classes, Mapping):
-        renamed = {_value(key, known): str(name).strip() for key, name in classes.items()}
+        # values that the format does not list may be in files that are not read now
+        values = special if rows.closed else {int(key) for key in classes if str(key).strip().isdecimal()}
+        renamed = {_value(key, known, "classes", also=values): str(name).strip() for key, name in classes.items()}
         return known | renamed, sorted(renamed)
     entries = [str(entry).strip() for entry in classes]
     matches = [_find(entry, known) for entry in entries]
-    if not named and not any(value is not None for value in matches) and len(entries) == len(known):
+    if not rows.named and not any(value is not None for value in matches) and len(entries) == len(known):
         return dict(zip(known, entries)), list(known)
     for entry, value in zip(entries, matches):
         if value is None:
-            hint = "" if named else "; name all of them in this order, or say VALUE=NAME"
+            hint = "" if rows.named else "; name all of them in this order, or say VALUE=NAME"
             raise ValueError(f"class {entry!r} does not exist; the classes are {_listed(known)}{hint}")
     return known, sorted(set(matches))
 
@@ -186,13 +191,15 @@ def _find(entry: str, known: dict[int, str]) -> int | None:
     return int(entry) if entry.lstrip("-").isdecimal() and int(entry) in known else None
 
 
-def _value(key: str | int, known: dict[int, str]) -> int:
-    value = _find(str(key).strip(), known)
-    if value is not None:
-        return value
-    if str(key).strip().lstrip("-").isdecimal():
-        return int(key)
-    raise ValueError(f"class {key!r} does not exist; the classes are {_listed(known)}")
+def _value(key: str | int, known: dict[int, str], option: str, also: Collection[int]) -> int:
+    # The value of a class that is known, or one of other values that are allowed.
+    key = str(key).strip()
+    value = _find(key, known)
+    if value is None and key.lstrip("-").isdecimal() and int(key) in also:
+        value = int(key)
+    if value is None:
+        raise ValueError(f"{option}: class {key!r} does not exist; the classes are {_listed(known)}")
+    return value
 
 
 def _listed(known: dict[int, str]) -> str:

@@ -72,6 +72,12 @@ def test_an_unknown_label_value_is_refused(masks_folder, write):
         '{"Classes": [{"Value": 1, "Name": "a"}, {"Value": 3, "Name": "b"}]}'
     )
     assert prepare_data(root).spec.classes == ("a", "b")
+    for option in ({"classes": {7: "c"}}, {"ignore_classes": ["7"]}):
+        with pytest.raises(
+            ValueError, match=rf"{[*option][0]}: class '7' does not exist; the classes are a \(1\), b \(3\)"
+        ):
+            prepare_data(root, **option)
+    assert (prepare_data(root, ignore_classes=[0]).train[0]["mask"] != 0).all()  # background
     for value in (7, 255):
         write(root / "labels" / "chip_04.tif", np.full((16, 16), value, np.uint8))
         with pytest.raises(ValueError, match=rf"chip_04.tif holds the label value {value}") as error:
@@ -91,6 +97,7 @@ def test_values_of_masks_without_a_class_list(masks_folder, write):
     assert data.spec.classes == ("road", "roof")
     assert prepare_data(root, classes=["road", "roof"]).spec.classes == ("road", "roof")
     assert prepare_data(root, classes=["3=roof"]).spec.class_values == (3,)
+    assert prepare_data(root, classes={3: "roof", 9: "rail"}).spec.class_values == (3, 9)  # 9 may be in other chips
     with pytest.raises(ValueError, match="'x' does not exist; the classes are 1, 3"):
         prepare_data(root, classes=["x"])
 

@@ -126,6 +126,12 @@ OPTIONS = [
     refused("a class that does not exist", itself, "class 'water' does not exist", "1, 3", classes=["water"]),
     refused("no class", itself, "classes=[] keeps none", "1, 3", classes=[]),
     refused("an ignored class that does not exist", itself, "class 'water' does not exist", ignore_classes=["water"]),
+    refused(
+        "an ignored value that does not exist",
+        itself,
+        "ignore_classes: class '7' does not exist; the classes are 1, 3",
+        ignore_classes=[7],
+    ),
     refused("all classes ignored", itself, "no class of", "leave out all, 1, 3", ignore_classes=[1, 3]),
     refused(
         "a mapping of an unknown class",
