@@ -37,13 +37,12 @@ def from_model(path: str | os.PathLike, data: object = None) -> object:
     """Rebuild a published model of any class; see `GeoModel.from_model`."""
     from accel_geo.data.spec import DataSpec
     from accel_geo.engine.checkpoint import load_module_state, read_folder
-    from accel_geo.models.agreement import check_data, scaled_like
+    from accel_geo.models.agreement import read_like
 
     found = read_folder(path)
     spec = DataSpec.from_json(found.config["spec"])
     if data is not None:
-        check_data(spec, data.spec, str(path))
-        data = scaled_like(spec, data)
+        data = read_like(spec, data, str(path))
     model = model_class(found.config["class"])(spec, **found.config["arguments"])
     load_module_state(model, found.model, str(path))
     model.data = data

@@ -1,4 +1,4 @@
-"""Whether data agree with those that a model was trained on, and how they come to be scaled alike."""
+"""Whether data agree with those that a model was trained on, and how they come to be read alike."""
 
 import copy
 from dataclasses import replace
@@ -16,6 +16,7 @@ AGREES = {
     "classes": "classes= or class_mapping=",
     "bands": "bands=",
     "scale": "scale=",
+    "ignore_background": "ignore_background=",
 }
 SCALING = ("low", "high", "mean", "std")
 
@@ -29,7 +30,7 @@ def check_data(trained: DataSpec, given: DataSpec, model: str) -> None:
         model: names the model in the message.
 
     Raises:
-        ValueError: task, kind of labels, classes, bands or scale differ; the message shows both.
+        ValueError: task, kind of labels, classes, bands, scale or what background is differ; the message shows both.
     """
     for name, option in AGREES.items():
         theirs, mine = (list(v) if isinstance(v := getattr(spec, name), tuple) else v for spec in (trained, given))
@@ -44,13 +45,26 @@ def check_data(trained: DataSpec, given: DataSpec, model: str) -> None:
         )
 
 
-def scaled_like(trained: DataSpec, data: "GeoData") -> "GeoData":
-    """Return data whose pixels are scaled as those that a model was trained on, as `predict` scales a raster.
+def read_like(trained: DataSpec, data: "GeoData", model: str) -> "GeoData":
+    """Return data that are read as those that a model was trained on.
 
-    Data bring the scaling of their own training chips along, which differs where pixels are not uint8.
+    Pixels are scaled as `predict` scales a raster: data bring the scaling of their own training chips along, which
+    differs where pixels are not uint8. Where a model has never seen background (`ignore_background`), background counts
+    nowhere; a model that has learned it cannot take sparse labels.
+
+    Args:
+        trained: of the data that the model was trained on.
+        data: at hand.
+        model: names the model in the message.
+
+    Raises:
+        ValueError: the data are of another kind, see `check_data`.
     """
-    scaling = {name: getattr(trained, name) for name in SCALING}
-    spec = replace(data.spec, **scaling)
+    alike = {name: getattr(trained, name) for name in SCALING}
+    if trained.ignore_background:
+        alike["ignore_background"] = True
+    spec = replace(data.spec, **alike)
+    check_data(trained, spec, model)
     if spec == data.spec:
         return data
     splits = {name: copy.copy(chips) for name, chips in data.splits.items()}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from accel_geo.data.spec import DataSpec
 from accel_geo.models import models_for
-from accel_geo.models.agreement import check_data, scaled_like
+from accel_geo.models.agreement import check_data, read_like
 from accel_geo.models.arguments import NAME, SIZE, Rule, check, plain
 from accel_geo.parallel import keys
 from accel_geo.parallel.reduction import Loss, is_main
@@ -177,8 +177,7 @@ class GeoModel(nn.Module, metaclass=_Seeded):
         from accel_geo.parallel.watch import watching
 
         if data is not None:
-            check_data(self.spec, data.spec, "the model")
-            data = scaled_like(self.spec, data)
+            data = read_like(self.spec, data, "the model")
         data = data or self._data("evaluate")
         if split not in data.splits:
             raise ValueError(f"split={split!r}: one of {', '.join(data.splits)}")

@@ -344,6 +344,30 @@ def test_other_data_are_scaled_as_the_model_was_trained(networks, tmp_path):
     assert from_model(tmp_path / "model", first).data is first
 
 
+def test_background_that_a_model_has_never_seen_counts_nowhere(tmp_path):
+    """Data read without `ignore_background` are read as the model's; a model of background takes no sparse labels."""
+    options = {"task": "semantic", "val_split": 0.5, "cache": "memory"}
+    folder, build, small = (
+        write_chips(tmp_path / "data", 256, 1, np.uint8),
+        model_class("UnetClassifier"),
+        {"size": "small"},
+    )
+    dense, sparse = prepare_data(folder, **options), prepare_data(folder, **options, ignore_background=True)
+    model = build(sparse, backbone="resnet18", **small)
+    metrics = model.evaluate()
+    assert metrics["iou_background"] is None and model.evaluate(dense) == metrics
+    again = from_model(model.save(tmp_path / "sparse"), dense)
+    assert again.data.spec.ignore_background and again.evaluate() == metrics and not dense.train.spec.ignore_background
+    model = build(dense, backbone="resnet18", **small)
+    both = ("trained with ignore_background False, the data have True", "ignore_background=")
+    with refused("the model", *both):
+        model.evaluate(sparse)
+    with refused(tmp_path, *both):
+        from_model(model.save(tmp_path / "dense"), sparse)
+    with refused("trained with ignore_background True, the data have False"):
+        model.load(tmp_path / "sparse")
+
+
 def test_a_run_is_not_resumed_on_other_data(tmp_path):
     folder = write_chips(tmp_path / "data", 256, 1, np.uint8)
     run = {"cpu": True, "threads": 1, "output": tmp_path / "run"}
