@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -89,6 +90,21 @@ class Chips(Dataset):
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def box_sides(self) -> np.ndarray:
+        """Return (width, height) of all boxes (detection) [N, 2], in pixels, in the order of image_id; reads no pixels.
+
+        Of a box that is larger than the crop, what a crop can show of it.
+        """
+        sides, sizes = [np.empty((0, 2), dtype=np.float32)], iter(self.sizes)
+        for store, positions, _, _, index_of in self.parts:
+            room = np.zeros((len(store), 2), dtype=np.float32)
+            room[list(positions)] = [(width, height) for _, (height, width) in zip(positions, sizes)]
+            values, boxes = store.values, store.boxes.flat.reshape(-1, 4)
+            kept = np.isin(values.flat, [value for value, index in index_of.items() if index > 0])
+            kept &= room[values.rows].any(1)
+            sides.append(np.minimum(boxes[kept, 2:] - boxes[kept, :2], room[values.rows[kept]]))
+        return np.concatenate(sides)
 
     def __getitem__(self, request: Request | int) -> dict:
         """Return a sample; see DESIGN.md section 3 for its keys.

@@ -12,12 +12,13 @@ RATE, DILATED, CHANNELS = 4, 3, 21
 
 
 class BDCNEdgeDetector(EdgeDetector):
-    """The probability of an edge at each pixel, where each scale learns the edges that the other scales do not find.
+    """BDCN, the bi-directional cascade network for perceptual edge detection (He et al. 2019): edges at their own scale.
 
-    Scale enhancement modules see each convolution of a VGG (of other backbones each level) through dilated filters;
+    Each scale learns the edges that the other scales do not find; together they give the probability of an edge at each
+    pixel. Scale enhancement modules see each convolution of a VGG (of other backbones each level) through dilated filters;
     each level sums theirs up and gives two edge maps. One is added to those of all finer levels (shallow to deep), the
     other to those of all coarser ones (deep to shallow), without gradient to them: each sum is trained on the truth, and
-    so each level on what is left to it. A 1x1 convolution over all these sums gives the prediction.
+    so each level on what is left to it. A 1x1 convolution over all these sums gives the fused map.
 
     The backbone keeps its strides, as in the paper's text; the authors' program lets the last block work at stride 8.
 
@@ -29,6 +30,8 @@ class BDCNEdgeDetector(EdgeDetector):
         size: "full", or "small": without the coarsest level, and enhancement modules of half the width.
         balance_over: "image": edges are balanced in each image, as published; an image without edges then teaches
             nothing. "batch": over the global batch.
+        output: what is predicted: "fuse": the fused map, as published; "mean": the mean of the probabilities of all maps.
+        thin: predictions are thinned to lines one pixel wide, see nn/thinning.py. Metrics thin in any case.
 
     Raises:
         ValueError: an unknown backbone, size or balance, a backbone of a single level, or weights that do not belong to

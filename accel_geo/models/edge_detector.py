@@ -3,10 +3,12 @@
 import torch
 from torch import Tensor
 
+from accel_geo.models.arguments import FLAG, one_of
 from accel_geo.models.base import GeoModel
-from accel_geo.nn.backbones import pad_to_multiple, pretrained_state, torchvision_names
+from accel_geo.nn.backbones import pad_to_multiple, pretrained_state
 from accel_geo.nn.edges import balance_weights, balanced_cross_entropy, edge_backbone, edge_truth
 from accel_geo.nn.losses import pixel_count
+from accel_geo.nn.thinning import thinned
 from accel_geo.nn.weights import load_weights
 from accel_geo.parallel.reduction import Loss
 
@@ -14,8 +16,8 @@ from accel_geo.parallel.reduction import Loss
 class EdgeDetector(GeoModel):
     """A network that gives edge maps from several levels of a backbone, and one that is fused from them.
 
-    All are trained on the same truth with the class-balanced cross entropy of Xie & Tu 2015; the fused one is the
-    prediction. A subclass gives `build_sides` and `edge_maps`, and says how the losses weigh.
+    All are trained on the same truth with the class-balanced cross entropy of Xie & Tu 2015. A subclass gives
+    `build_sides` and `edge_maps`, and says how the losses weigh.
 
     Args:
         data: the data, or their DataSpec.
@@ -24,6 +26,8 @@ class EdgeDetector(GeoModel):
         size: "full" or "small".
         balance_over: "image": edges are balanced in each image, as published; an image without edges then teaches
             nothing. "batch": over the global batch.
+        output: what is predicted: "fuse": the fused map; "mean": the mean of the probabilities of all maps.
+        thin: predictions are thinned to lines one pixel wide, see nn/thinning.py. Metrics thin in any case.
 
     Raises:
         ValueError: an unknown backbone, size or balance, a backbone of a single level, or weights that do not belong to
@@ -32,8 +36,8 @@ class EdgeDetector(GeoModel):
     """
 
     task = "edges"
-    backbones = staticmethod(torchvision_names)
-    terms: dict[str, float]  # the weight of each loss term; "fuse" is that of the prediction
+    rules = {**GeoModel.rules, "balance_over": one_of("image", "batch"), "output": one_of("fuse", "mean"), "thin": FLAG}
+    terms: dict[str, float]  # the weight of each loss term; "fuse" is that of the fused map
     negative = 1.0  # further weight of pixels that are no edges
 
     def __init__(
@@ -44,15 +48,11 @@ class EdgeDetector(GeoModel):
         weights: str | None = None,
         size: str = "full",
         balance_over: str = "image",
+        output: str = "fuse",
+        thin: bool = False,
     ) -> None:
-        super().__init__(data, backbone=backbone, size=size, balance_over=balance_over)
-        if size not in ("full", "small"):
-            raise ValueError(f"size is 'full' or 'small', not {size!r}")
-        if balance_over not in ("image", "batch"):
-            raise ValueError(
-                f"balance_over={balance_over!r}: 'image' (edge shares of each image) or 'batch' (of the global batch)"
-            )
-        self.balance_over = balance_over
+        super().__init__(data, backbone=backbone, size=size, balance_over=balance_over, output=output, thin=thin)
+        self.balance_over, self.output, self.thin = balance_over, output, thin
         self.backbone = edge_backbone(backbone, len(self.spec.bands), size)
         self.build_sides(size)
         if weights is not None:
@@ -64,8 +64,7 @@ class EdgeDetector(GeoModel):
                 bands=self.spec.bands,
                 classes=self.spec.classes,
                 default=lambda: pretrained_state(backbone),
-                # a network published as a whole has the backbone's names beside those of its sides
-                rename=lambda name: f"backbone.{name}" if name.startswith("features.") else name,
+                adapt=_of_the_backbone,
             )
 
     def build_sides(self, size: str) -> None:
@@ -100,7 +99,9 @@ class EdgeDetector(GeoModel):
         padded = pad_to_multiple(self.normalize(images), self.backbone.strides[-1])
         maps = self.edge_maps(padded, images.shape[-2:])
         if not self.training:
-            return [{"edges": edges} for edges in maps["fuse"][:, 0].to(images.dtype).sigmoid()]
+            logits = torch.cat(list(maps.values()), 1) if self.output == "mean" else maps["fuse"]
+            found = logits.to(images.dtype).sigmoid().mean(1)
+            return [{"edges": _thin(edges) if self.thin else edges} for edges in found]
         truth = edge_truth(targets, images.device)
         weights = balance_weights(truth, images, self.negative, self.balance_over)
         losses = {}
@@ -108,3 +109,12 @@ class EdgeDetector(GeoModel):
             terms = [balanced_cross_entropy(edges, truth, weights) for edges in maps[name].unbind(1)]
             losses[name] = Loss(factor * torch.stack([term.total for term in terms]).sum(), terms[0].count)
         return losses
+
+
+def _thin(probability: Tensor) -> Tensor:
+    return torch.from_numpy(thinned(probability.double().cpu().numpy())).to(probability)
+
+
+def _of_the_backbone(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    # a network published as a whole has the backbone's names beside those of its sides
+    return {f"backbone.{name}" if name.startswith("features.") else name: tensor for name, tensor in state.items()}

@@ -8,10 +8,10 @@ from accel_geo.nn.edges import upsample
 
 
 class HEDEdgeDetector(EdgeDetector):
-    """The probability of an edge at each pixel, from maps at several scales and a weighted mean of them.
+    """HED, holistically-nested edge detection (Xie & Tu 2015): the probability of an edge at each pixel.
 
     Each level of the backbone gives an edge map of its own (a 1x1 convolution, upsampled bilinearly), and a 1x1
-    convolution over these maps the fused one, which is the prediction. All are trained on the same truth with the
+    convolution over these maps a fused one, their weighted mean. All are trained on the same truth with the
     paper's class-balanced cross entropy. The new convolutions begin as the paper's: sides 0, fusion the mean.
 
     Args:
@@ -22,6 +22,9 @@ class HEDEdgeDetector(EdgeDetector):
         size: "full", or "small": without the coarsest level.
         balance_over: "image": edges are balanced in each image, as published; an image without edges then teaches
             nothing. "batch": over the global batch.
+        output: what is predicted: "fuse": the fused map; "mean": the mean of the probabilities of all maps, the paper's
+            final output.
+        thin: predictions are thinned to lines one pixel wide, see nn/thinning.py. Metrics thin in any case.
 
     Raises:
         ValueError: an unknown backbone, size or balance, a backbone of a single level, or weights that do not belong to

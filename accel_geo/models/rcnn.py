@@ -45,6 +45,8 @@ SHARES = (
     "rpn_nms_thresh", "rpn_fg_iou_thresh", "rpn_bg_iou_thresh", "rpn_score_thresh",
     "box_score_thresh", "box_nms_thresh", "box_fg_iou_thresh", "box_bg_iou_thresh",
 )  # fmt: skip
+COCO_OUTPUTS = 91  # scores of a box of torchvision's networks trained on COCO
+EPSILON = 1e-5  # of batch normalisation in torchvision's and timm's ResNets
 # channels of the pyramid, of the box head, of each mask convolution
 WIDTHS = {"full": (256, 1024, (256,) * 4), "small": (64, 256, (64,) * 2)}
 
@@ -194,7 +196,7 @@ class RegionCNN(GeoModel):
                 bands=self.spec.bands,
                 classes=self.spec.classes,
                 default=self._coco_state if on_coco else lambda: pretrained_state(backbone),
-                rename=modern_name,
+                adapt=adapted,
             )
 
     def mask_parts(self, size: str) -> dict[str, nn.Module]:
@@ -269,6 +271,21 @@ class MaskRCNN(RegionCNN):
             "mask_head": MaskRCNNHeads(width, mask_widths, 1),
             "mask_predictor": MaskRCNNPredictor(mask_widths[-1], mask_widths[-1], 1 + len(self.spec.classes)),
         }
+
+
+def adapted(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what a state dict of torchvision's Faster and Mask R-CNN is here.
+
+    Names are today's. The normalisation of its COCO_V1 networks (91 outputs, without counts of batches) has no epsilon:
+    torchvision sets it to 0 once they are loaded. Here it stays, and is taken off the variances instead, so that the
+    network computes the same, and still does after it has been saved.
+    """
+    state = {modern_name(name): tensor for name, tensor in state.items()}
+    outputs = [len(tensor) for name, tensor in state.items() if name.endswith("box_predictor.cls_score.bias")]
+    if outputs == [COCO_OUTPUTS] and not any(name.endswith("num_batches_tracked") for name in state):
+        variances = {name: tensor - EPSILON for name, tensor in state.items() if name.endswith("running_var")}
+        state |= variances
+    return state
 
 
 def modern_name(name: str) -> str:

@@ -17,7 +17,7 @@ from accel_geo.nn.backbones import build_backbone, pad_to_multiple, pretrained_s
 from accel_geo.nn.boxes import centred_inside
 from accel_geo.nn.sampling import highest, on_rank_grid
 from accel_geo.nn.single_shot import SingleShotFeatures, single_shot_head
-from accel_geo.nn.weights import load_weights
+from accel_geo.nn.weights import load_weights, published
 from accel_geo.parallel.reduction import Loss
 
 FIRST_STRIDE = {"full": 8, "small": 4}
@@ -28,25 +28,35 @@ SIDES_PER_STRIDE = 2.75
 EMPTY_MATCHES = 8
 FOCAL = {"alpha": 0.25, "gamma": 2.0}  # Lin et al. 2017
 RARE = 0.01  # probability of an object that focal training begins with, likewise
-MOST_CHIPS = 1000  # whose boxes the anchors are fitted to
+MOST_BOXES = 5000  # that anchors are fitted to
 PAIRS = list_of(list_of(POSITIVE, "", 2), "a list of pairs of width and height, each above 0")
+PAIRS_BY_MAP = Rule(
+    "", lambda v: isinstance(v, list) and any(v) and all(level == [] or PAIRS.fits(level) for level in v)
+)
+# the arguments for anchors where none is given
+UNSAID = {"anchors": None, "grids": None, "zooms": [1.0], "ratios": [[1.0, 1.0]]}
 
 
 class SingleShotDetector(GeoModel):
-    """Classes and box offsets at all cells of feature maps of several strides, for anchors of several shapes.
+    """SSD, the single shot multibox detector (Liu et al. 2016): boxes and classes of single objects in one pass.
 
-    Chips of any size are taken as they are. The anchors' shapes are, in this order: `anchors`; `grids`; shapes fitted
-    to the boxes of the training chips by k-means; without training chips, squares of three and of 4.2 strides and
-    rectangles of ratio 2 on each map. Each is repeated for all `zooms` and `ratios`. Fitted ones are kept in the saved
-    arguments. Maps on which no anchor lies are not built.
+    Classes and box offsets are found at all cells of feature maps of several strides, for anchors of several shapes.
+    Chips of any size are taken as they are. The anchors' shapes are, in this order: `anchors`; `grids`; those of the
+    published SingleShotDetector that `weights` are of; shapes fitted to the boxes of the training chips by k-means;
+    without training chips, squares of three and of 4.2 strides and rectangles of ratio 2 on each map. Each is repeated
+    for all `zooms` and `ratios`. Fitted ones, and a published model's, are kept in the saved arguments. Maps on which no
+    anchor lies are not built.
 
     Args:
         data: the data, or their DataSpec.
         backbone: a torchvision or timm name, see nn/backbones.py. A VGG becomes the paper's network, a MobileNet SSDLite
             (Sandler et al. 2018); others get batch-normalised convolutions behind them.
-        weights: None (random), "default" (the backbone's pretrained) or a path, see nn/weights.py.
+        weights: None (random), "default" (the backbone's pretrained) or a path, see nn/weights.py. A published
+            SingleShotDetector gives its anchors as well, unless anchors, grids, zooms or ratios are given; then the
+            heads of maps with other anchors start anew.
         size: "full": maps of stride 8 and more; "small": of stride 4 and more, and narrow ones behind the backbone.
-        anchors: (width, height) in pixels; each lies on the coarsest map whose stride is at most its side / 2.75.
+        anchors: (width, height) in pixels; each lies on the coarsest map whose stride is at most its side / 2.75. Or
+            such a list for each map, finest first.
         grids: cells along a chip of the training size, such as [16, 8, 4]: a square anchor of a cell's side on the map
             of the nearest stride. Or such a list for each map, finest first.
         zooms: each anchor is also scaled by these.
@@ -68,7 +78,12 @@ class SingleShotDetector(GeoModel):
     task = "detection"
     rules = {
         **GeoModel.rules,
-        "anchors": or_none(PAIRS),
+        "anchors": or_none(
+            Rule(
+                f"{PAIRS.allowed}, or a list of such lists, one for each map",
+                lambda value: PAIRS.fits(value) or PAIRS_BY_MAP.fits(value),
+            )
+        ),
         "grids": or_none(
             Rule(
                 "whole numbers of at least 1, the cells along a chip, or a list of such lists, one for each map",
@@ -82,7 +97,7 @@ class SingleShotDetector(GeoModel):
         **dict.fromkeys(("iou_thresh", "score_thresh", "nms_thresh"), SHARE),
         **dict.fromkeys(("detections_per_img", "topk_candidates"), whole(1)),
     }
-    weights_need = ("anchors", "grids", "zooms", "ratios")
+    weights_need = tuple(UNSAID)
 
     def __init__(
         self,
@@ -91,7 +106,7 @@ class SingleShotDetector(GeoModel):
         backbone: str = "resnet34",
         weights: str | None = None,
         size: str = "full",
-        anchors: Sequence[Sequence[float]] | None = None,
+        anchors: Sequence[Sequence[float]] | Sequence[Sequence[Sequence[float]]] | None = None,
         grids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         zooms: Sequence[float] = (1.0,),
         ratios: Sequence[Sequence[float]] = ((1.0, 1.0),),
@@ -121,10 +136,12 @@ class SingleShotDetector(GeoModel):
         )
         if anchors is not None and grids is not None:
             raise ValueError("anchors and grids both say the anchors' shapes; give one of them")
-        if anchors is None and grids is None:
+        published_anchors = {} if weights is None else self._published_anchors(weights)
+        if published_anchors and {name: self.arguments[name] for name in UNSAID} == UNSAID:
+            self.arguments["anchors"] = _by_map(published_anchors, FIRST_STRIDE[size])
+        elif anchors is None and grids is None:
             self.arguments["anchors"] = fitted_anchors(data)
-        anchors, grids, zooms, ratios = (self.arguments[name] for name in self.weights_need)
-        if max(_cells(grids or []), default=0) > (most := max(self.spec.chip_size)):
+        if max(_cells(self.arguments["grids"] or []), default=0) > (most := max(self.spec.chip_size)):
             raise ValueError(f"grids={grids}: at most {most} cells, as many as a chip of the training size has pixels")
         self.focal_loss, self.iou_thresh = focal_loss, iou_thresh
         self.negatives_per_positive = (1 - positive_fraction) / positive_fraction
@@ -134,17 +151,13 @@ class SingleShotDetector(GeoModel):
 
         name = backbone.removeprefix("timm:")
         style = "vgg" if name.startswith("vgg") else "lite" if name.startswith("mobilenet") else "plain"
-        placed = _placed(anchors, grids, FIRST_STRIDE[size], self.spec.chip_size)
-        self.strides = sorted(placed)
+        placed = anchor_shapes(self.arguments, self.spec.chip_size)
+        self.strides, self.shapes = list(placed), list(placed.values())
         if (side := min(self.spec.chip_size)) <= self.strides[0] / 2:
             raise ValueError(
                 f"no anchor is centred in a chip of {side} pixels: the smallest anchors lie on cells of {self.strides[0]} "
                 f"pixels, for chips of at least {self.strides[0] // 2 + 1}. Resize the chips, or give smaller anchors"
             )
-        self.shapes = [
-            [[w * zoom * rw, h * zoom * rh] for w, h in placed[stride] for zoom in zooms for rw, rh in ratios]
-            for stride in self.strides
-        ]
         deepest = min(self.strides[-1], 16 if style == "vgg" else 32)
         body = build_backbone(backbone, len(self.spec.bands), max_stride=deepest)
         if missing := [stride for stride in self.strides if stride <= body.strides[-1] and stride not in body.strides]:
@@ -159,6 +172,8 @@ class SingleShotDetector(GeoModel):
                 last = module[-1] if isinstance(module, nn.Sequential) else module
                 nn.init.constant_(last.bias, -math.log((1 - RARE) / RARE))
         if weights is not None:
+            theirs = list(published_anchors.items())
+            other = [i for i, level in enumerate(placed.items()) if theirs[i : i + 1] != [level]]
             load_weights(
                 self,
                 weights,
@@ -167,6 +182,7 @@ class SingleShotDetector(GeoModel):
                 bands=self.spec.bands,
                 classes=self.spec.classes,
                 default=lambda: pretrained_state(backbone),
+                unfit=tuple(f"head.{k}_head.module_list.{i}." for k in ("classification", "regression") for i in other),
             )
 
     def backbone_modules(self) -> list[nn.Module]:
@@ -208,6 +224,13 @@ class SingleShotDetector(GeoModel):
         sizes = [images.shape[-2:]] * len(images) if targets is None else [target["size"] for target in targets]
         scores = logits.sigmoid() if self.focal_loss else logits.softmax(-1)[..., 1:]
         return [self._detections(*image, anchors) for image in zip(scores, deltas, sizes)]
+
+    def _published_anchors(self, weights: str) -> dict[int, list[list[float]]]:
+        # by stride; none where the weights are not of a published model of this kind
+        config = published(weights)
+        if config.get("class") != type(self).__name__:
+            return {}
+        return anchor_shapes(UNSAID | config["arguments"], config["spec"]["chip_size"])
 
     def _match(self, target: dict, anchors: Tensor) -> tuple[Tensor, Tensor]:
         # the box of each anchor, see match_anchors, and the boxes
@@ -268,36 +291,55 @@ class SingleShotDetector(GeoModel):
 
 
 def fitted_anchors(data: object) -> list[list[float]] | None:
-    """Return shapes fitted to the boxes of up to 1000 training chips, evenly spread; None without chips or boxes.
+    """Return shapes fitted to boxes of the training chips; None without chips or boxes.
 
-    Where training turns chips, boxes count in both orientations.
+    They are at most 5000, evenly spread over the boxes in the order of image_id, the same on every process. Where
+    training turns chips, boxes count in both orientations.
     """
     chips = getattr(data, "train", None)
-    if not chips:
-        return None
-    sides = [np.empty((0, 2))]
-    for index in range(0, len(chips), -(-len(chips) // MOST_CHIPS)):
-        boxes = np.asarray(chips[index]["boxes"], dtype=np.float64).reshape(-1, 4)
-        sides.append(boxes[:, 2:] - boxes[:, :2])
-    sides = np.concatenate(sides + [side[:, ::-1] for side in sides if data.spec.map_space])
+    sides = chips.box_sides() if chips else np.empty((0, 2))
+    turned = bool(data.spec.map_space) if chips else False
+    number = min(len(sides), MOST_BOXES // (1 + turned))
+    sides = sides[len(sides) * np.arange(number) // max(number, 1)]
+    if turned:
+        sides = np.concatenate([sides, sides[:, ::-1]])
     return fit_shapes(sides) if len(sides) else None
 
 
+def anchor_shapes(arguments: dict[str, object], chip_size: Sequence[int]) -> dict[int, list[list[float]]]:
+    """Return (width, height) in pixels of the anchors of each stride that has any, finest first.
+
+    Args:
+        arguments: of a SingleShotDetector.
+        chip_size: (H, W) that it is trained for.
+    """
+    anchors, grids, zooms, ratios = (arguments[name] for name in UNSAID)
+    placed = _placed(anchors, grids, FIRST_STRIDE[arguments["size"]], chip_size)
+    return {
+        stride: [[w * zoom * rw, h * zoom * rh] for w, h in placed[stride] for zoom in zooms for rw, rh in ratios]
+        for stride in sorted(placed)
+    }
+
+
 def _placed(
-    anchors: Sequence | None, grids: Sequence | None, first: int, chip_size: tuple[int, int]
+    anchors: list | None, grids: list | None, first: int, chip_size: Sequence[int]
 ) -> dict[int, list[tuple[float, float]]]:
-    """Return the shapes of each stride that has any."""
+    """Return the shapes of each stride that has any, before zooms and ratios."""
     placed: dict[int, list] = {}
     if anchors is not None:
-        for width, height in anchors:
-            levels = math.floor(math.log2(max(math.sqrt(width * height) / SIDES_PER_STRIDE / first, 1)))
-            placed.setdefault(first * 2**levels, []).append((width, height))
+        for number, of_level in enumerate(anchors):
+            nested = not of_level or isinstance(of_level[0], list)
+            for width, height in of_level if nested else [of_level]:
+                stride = math.sqrt(width * height) / SIDES_PER_STRIDE
+                level = number if nested else math.floor(math.log2(max(stride / first, 1)))
+                placed.setdefault(first * 2**level, []).append((width, height))
     elif grids is not None:
         height, width = chip_size
         for number, of_level in enumerate(grids):
-            for cells in of_level if isinstance(of_level, Sequence) else [of_level]:
-                side = math.sqrt(height * width) / cells
-                level = number if isinstance(of_level, Sequence) else max(round(math.log2(side / first)), 0)
+            nested = isinstance(of_level, list)
+            for cells in of_level if nested else [of_level]:
+                stride = math.sqrt(height * width) / cells
+                level = number if nested else max(round(math.log2(stride / first)), 0)
                 placed.setdefault(first * 2**level, []).append((width / cells, height / cells))
     else:
         stride = first
@@ -306,6 +348,15 @@ def _placed(
             shapes = [(side, side), (side * root, side * root), (side * root, side / root), (side / root, side * root)]
             placed[stride], stride = shapes, 2 * stride
     return placed
+
+
+def _by_map(shapes: dict[int, list[list[float]]], first: int) -> list[list[list[float]]]:
+    """Return the shapes of each stride as a list for each map from the finest, which also gets those of finer ones."""
+    number_of = {stride: max(round(math.log2(stride / first)), 0) for stride in shapes}
+    maps: list[list] = [[] for _ in range(1 + max(number_of.values()))]
+    for stride, of_level in shapes.items():
+        maps[number_of[stride]] += of_level
+    return maps
 
 
 def _cells(grids: list) -> list:

@@ -31,7 +31,8 @@ def load_weights(
     bands: tuple[str, ...],
     classes: tuple[str, ...],
     default: Callable[[], dict[str, Tensor]],
-    rename: Callable[[str], str] | None = None,
+    unfit: tuple[str, ...] = (),
+    adapt: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
 ) -> str:
     """Load starting weights into a freshly built model, by name.
 
@@ -51,7 +52,9 @@ def load_weights(
         bands: names of the model's bands.
         classes: the model's class list.
         default: gives the state dict that "default" stands for.
-        rename: turns a name of an older library into today's.
+        unfit: prefixes of the names in `model` that keep their fresh values whatever the file holds: its tensors were
+            made for other arguments, though their shapes may be the same.
+        adapt: turns a state dict of another library, or of an older one, into what this model would have.
 
     Returns:
         What was loaded and what was not, in one sentence, which the main process also prints.
@@ -60,16 +63,15 @@ def load_weights(
         FileNotFoundError: there is no such file, or "default" cannot be downloaded.
         ValueError: the file is not what it should be, or does not belong to this backbone.
     """
-    if not isinstance(weights, str | os.PathLike) or not str(weights):
-        raise ValueError(f"weights={weights!r}: {_ALLOWED}")
+    spec = published(weights).get("spec", {})
     if str(weights) == "default":
-        source, origin, facts = default(), "the library's pretrained weights", {}
+        source, origin = default(), "the library's pretrained weights"
     else:
         path = _weights_file(Path(weights))
-        source, origin, facts = read_weights(path), str(path), _facts(path.parent)
+        source, origin = read_weights(path), str(path)
     on_caffe_pixels = any({prefix + name for name in _CAFFE_NAMES} <= set(source) for prefix in _prefixes(source))
-    if rename is not None:
-        source = {rename(name): tensor for name, tensor in source.items()}
+    if adapt is not None:
+        source = adapt(source)
 
     target = model.state_dict()
     scope = next(name for name, module in model.named_modules() if module is backbone) + "."
@@ -77,7 +79,8 @@ def load_weights(
     found = _match(source, target, scope, stems)
     needed = [name for name in target if name.startswith(scope) and not name.endswith("num_batches_tracked")]
     # the normalisation is that of the data at hand
-    found = {name: tensor for name, tensor in found.items() if name not in ("pixel_mean", "pixel_std")}
+    left = {name for name in found if name.startswith(unfit)}
+    found = {name: tensor for name, tensor in found.items() if name not in left | {"pixel_mean", "pixel_std"}}
     usable = {name: tensor for name, tensor in found.items() if name in stems or tensor.shape == target[name].shape}
     hits = sum(name in usable for name in needed)
     if hits * 2 < len(needed):
@@ -93,21 +96,44 @@ def load_weights(
                 usable[stem], usable[bias], bands, model.pixel_mean, model.pixel_std
             )
         else:
-            usable[stem] = extend_stem(usable[stem], bands, facts.get("bands"))
+            usable[stem] = extend_stem(usable[stem], bands, spec.get("bands"))
         if usable[stem].shape != target[stem].shape:
             raise ValueError(
                 f"{origin}: the first convolution is {list(found[stem].shape)}, this backbone's is "
                 f"{list(target[stem].shape)}; choose the backbone that the file is for (--backbone)"
             )
-    if facts.get("classes", classes) != classes or any(n in found and n not in usable for n in _of(heads, target)):
+    other_classes = tuple(spec.get("classes", classes)) != classes
+    if other_classes or any(n in found and n not in usable for n in _of(heads, target)):
         usable = {name: tensor for name, tensor in usable.items() if not name.startswith(heads)}
     model.load_state_dict(usable, strict=False)
-    report = _report(origin, hits, len(needed), usable, target, heads, scope)
+    report = _report(origin, hits, len(needed), usable, left, target, heads, scope)
     if on_caffe_pixels:
         report += "; the first convolution, made for Caffe's pixels, is rewritten for images normalised as here"
     if is_main():
         print(report, flush=True)
     return report
+
+
+def published(weights: str | Path) -> dict:
+    """Return the configuration of the published model that weights are of (`class`, `arguments`, `spec`), else nothing.
+
+    Args:
+        weights: as `load_weights` takes them.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no path.
+    """
+    if not isinstance(weights, str | os.PathLike) or not str(weights):
+        raise ValueError(f"weights={weights!r}: {_ALLOWED}")
+    if str(weights) == "default":
+        return {}
+    file = _weights_file(Path(weights)).parent / "config.json"
+    try:
+        config = json.loads(file.read_text())
+        return config if {"classes", "bands"} <= set(config["spec"]) else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -183,15 +209,6 @@ def _weights_file(path: Path) -> Path:
     raise FileNotFoundError(f"{path}: {what}; {folder} holds {', '.join(here) or 'nothing'}. weights is {_ALLOWED}")
 
 
-def _facts(folder: Path) -> dict[str, tuple[str, ...]]:
-    # class list and bands of a published model, from the configuration beside its weights
-    try:
-        spec = json.loads((folder / "config.json").read_text())["spec"]
-        return {"classes": tuple(spec["classes"]), "bands": tuple(spec["bands"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
 def _match(source: dict[str, Tensor], target: dict[str, Tensor], scope: str, stems: list[str]) -> dict[str, Tensor]:
     """Pair the file's tensors with the model's names in the way that pairs the most."""
     # timm joins the names of nested modules with "_" in its pyramids and with "." elsewhere
@@ -236,11 +253,17 @@ def _examples(names: object) -> str:
 
 
 def _report(
-    origin: str, hits: int, needed: int, usable: dict, target: dict[str, Tensor], heads: tuple[str, ...], scope: str
+    origin: str,
+    hits: int,
+    needed: int,
+    usable: dict,
+    left: set[str],
+    target: dict[str, Tensor],
+    heads: tuple[str, ...],
+    scope: str,
 ) -> str:
-    fresh = [
-        n for n in target if n not in usable and not n.endswith(("num_batches_tracked", "pixel_mean", "pixel_std"))
-    ]
+    silent = ("num_batches_tracked", "pixel_mean", "pixel_std")
+    fresh = [n for n in target if n not in usable and n not in left and not n.endswith(silent)]
     text = f"weights: {origin}: {hits} of {needed} tensors of the backbone"
     beyond = sum(not name.startswith(scope) for name in usable)
     if beyond:
@@ -249,6 +272,8 @@ def _report(
     rest = [name for name in fresh if not name.startswith(heads) and not name.startswith(scope)]
     if beyond and head:
         text += "; new head for this class list"
+    if left:
+        text += f"; new, as they were made for other arguments: {_examples(left)}"
     if beyond and rest:
         text += f"; new: {_examples(rest)}"
     return text

@@ -2,12 +2,15 @@ import pytest
 import torch
 import torchvision
 from small_networks import AsTheyAre, freeze_statistics
+from torchvision.models.detection._utils import overwrite_eps
 from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import project_masks_on_boxes
-from torchvision.ops import MultiScaleRoIAlign
+from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
 
-from accel_geo.models.rcnn import MaskRCNN, modern_name
+from accel_geo.models import from_model, rcnn
+from accel_geo.models.rcnn import MaskRCNN, adapted, modern_name
 from accel_geo.nn.regions import _cut_masks, paste_masks
 
 
@@ -53,15 +56,17 @@ def test_losses_are_torchvisions(networks, objects):
         assert value == pytest.approx(theirs[name].item(), rel=1e-6, abs=1e-7), name
 
 
-def test_detections_are_torchvisions(networks):
+def test_detections_are_torchvisions(networks, monkeypatch):
+    """Boxes, classes, scores, and the masks' probabilities in the boxes, before they are put into the image."""
+    monkeypatch.setattr(rcnn, "paste_masks", lambda masks, boxes, size: masks)
     model = networks.build("MaskRCNN").eval()
     images, _ = networks.batch("MaskRCNN", [(128, 128)] * 2)
     twin = torchvision_twin(model).eval()
     with torch.no_grad():
         ours, theirs = model(images), twin(list(images))
     for mine, other in zip(ours, theirs):
-        assert len(mine["boxes"])
-        for name in ("boxes", "labels", "scores"):
+        assert len(mine["boxes"]) and mine["masks"].shape[1:] == (1, 28, 28) and mine["masks"].std() > 1e-4
+        for name in ("boxes", "labels", "scores", "masks"):
             assert torch.equal(mine[name], other[name])
 
 
@@ -167,3 +172,29 @@ def test_anchor_sizes_must_fit_the_levels(networks):
     with pytest.raises(ValueError, match="needs 5"):
         networks.build("MaskRCNN", anchor_sizes=[8, 16])
     assert isinstance(networks.build("MaskRCNN", anchor_sizes=[4, 8, 16, 32, 64]), MaskRCNN)
+
+
+def test_coco_networks_compute_as_torchvisions(networks, tmp_path):
+    """torchvision sets the epsilon of their normalisation to 0, which no state dict tells."""
+    twin = torchvision.models.resnet18(weights=None, norm_layer=FrozenBatchNorm2d)
+    twin = _resnet_fpn_extractor(twin, 3)
+    for module in twin.modules():
+        if isinstance(module, FrozenBatchNorm2d):
+            module.running_var.uniform_(1e-6, 1e-4)  # where an epsilon of 1e-5 counts
+            module.weight.fill_(5e-3)
+    overwrite_eps(twin, 0.0)
+    state = {f"backbone.{name}": tensor for name, tensor in twin.state_dict().items()}
+    state |= {"roi_heads.box_predictor.cls_score.bias": torch.zeros(91)}
+    torch.save(state, tmp_path / "coco.pth")
+    model = networks.build("FasterRCNN", weights=str(tmp_path / "coco.pth")).eval()
+    again = from_model(model.save(tmp_path / "model"))
+    images = torch.rand(1, 3, 64, 96)
+    with torch.no_grad():
+        wanted, found = list(twin.body(images).values()), model.backbone.body(images)[-4:]
+        for mine, other, loaded in zip(found, wanted, again.backbone.body(images)[-4:], strict=True):
+            assert (mine - other).abs().max() < 1e-4 * other.std()
+            assert torch.equal(mine, loaded)
+    # the epsilon of a network that somebody has trained is what it is
+    other = state | {"roi_heads.box_predictor.cls_score.bias": torch.zeros(5)}
+    name = "backbone.body.bn1.running_var"
+    assert torch.equal(adapted(other)[name], other[name]) and not torch.equal(adapted(state)[name], state[name])

@@ -10,7 +10,8 @@ import torchvision
 from small_networks import AsTheyAre, check_trains, freeze_statistics, mean
 from torch import nn
 from torchvision.models.detection._utils import SSDMatcher
-from torchvision.models.detection.ssd import SSD
+from torchvision.models.detection.ssd import SSD, SSDFeatureExtractorVGG
+from torchvision.models.vgg import cfgs, make_layers
 
 from accel_geo.models.ssd import EMPTY_MATCHES, SingleShotDetector
 from accel_geo.nn.anchors import fit_shapes, grid_anchors, match_anchors, shape_iou
@@ -57,6 +58,26 @@ def test_losses_are_torchvisions(arguments):
     for name, loss in ours.items():
         value = loss.total.item() / float(loss.count)
         assert value == pytest.approx(theirs[name].item(), rel=1e-6), name
+
+
+def test_vgg16_is_torchvisions_ssd300_up_to_stride_64():
+    """Its coarser maps come from windows without padding, which only chips of 300 px have room for."""
+    model = build(backbone="vgg16", size="full", anchors=[[22, 22], [44, 44], [88, 88], [176, 176]]).double()
+    twin = SSDFeatureExtractorVGG(make_layers(cfgs["D"]), highres=False).double()
+    twin.extra = twin.extra[:3]
+    assert model.strides == [8, 16, 32, 64]
+    convs = [[m for m in net.modules() if isinstance(m, nn.Conv2d)] for net in (model.backbone, twin)]
+    assert len(convs[0]) == 13 + 2 + 4
+    for mine, other in zip(*convs, strict=True):
+        other.load_state_dict(mine.state_dict())
+    with torch.no_grad():
+        model.backbone.scales["8"].uniform_(15, 25)
+        twin.scale_weight.copy_(model.backbone.scales["8"])
+        images = torch.rand(1, 3, 128, 64, dtype=torch.float64)
+        ours, theirs = model.backbone(images), twin(images).values()
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.std() > 0
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-12)
 
 
 def test_a_chip_without_objects_teaches_background():
@@ -207,6 +228,16 @@ def test_matches_are_torchvisions_and_of_equal_ones_the_first():
     assert (match_anchors(boxes, anchors, ~inside, 0.5) == -2).all()
 
 
+def chips_with(spec, sides):
+    """Data whose training boxes have these sides (width, height)."""
+
+    class Chips(list):
+        def box_sides(self):
+            return np.asarray(sides).reshape(-1, 2)
+
+    return SimpleNamespace(spec=spec, seed=1, train=Chips(["a chip"]))
+
+
 def test_anchors_are_fitted_to_the_data(networks):
     draw = np.random.default_rng(1)
     kinds = np.array([[9.0, 9.0], [30.0, 15.0], [22.0, 60.0]])
@@ -216,18 +247,17 @@ def test_anchors_are_fitted_to_the_data(networks):
     assert fit_shapes(sides[::-1]) == fitted  # the order of the chips does not matter
     assert fit_shapes(np.array([[5.0, 7.0]] * 4)) == [[5.0, 7.0]]
 
-    samples = [{"boxes": torch.tensor([[1.0, 2, 1 + w, 2 + h]])} for w, h in sides] + [{"boxes": torch.zeros(0, 4)}]
     spec = networks.spec("SingleShotDetector", map_space=False)
-    model = SingleShotDetector(SimpleNamespace(spec=spec, seed=1, train=samples), **SMALL)
+    model = SingleShotDetector(chips_with(spec, sides), **SMALL)
     assert np.abs(np.array(model.arguments["anchors"]) - np.array(fitted)).max() < 0.02
     rebuilt = SingleShotDetector(spec, **json.loads(json.dumps(model.arguments)))
     assert rebuilt.arguments == model.arguments
     rebuilt.load_state_dict(model.state_dict())
     turned = networks.spec("SingleShotDetector")  # imagery from above, which training turns
-    shapes = SingleShotDetector(SimpleNamespace(spec=turned, seed=1, train=samples), **SMALL).arguments["anchors"]
+    shapes = SingleShotDetector(chips_with(turned, sides), **SMALL).arguments["anchors"]
     overlaps = [shape_iou(kinds[:, ::-1], np.array(found)).max(1).min() for found in (shapes, fitted)]
     assert overlaps[0] > 0.85 > 0.4 > overlaps[1]
-    without = SingleShotDetector(SimpleNamespace(spec=spec, seed=1, train=samples[-1:]), **SMALL)
+    without = SingleShotDetector(chips_with(spec, sides[:0]), **SMALL)
     assert without.arguments["anchors"] is None and without.shapes == SingleShotDetector(spec, **SMALL).shapes
 
 
