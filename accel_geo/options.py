@@ -341,6 +341,10 @@ def _explain(error: Exception) -> str:
         import traceback
 
         return "".join(traceback.format_exception(error))
+    if tasks := getattr(error, "tasks", ()):  # the data are of other tasks than the model
+        from accel_geo.models import models_for
+
+        text += f"\nModels for such data: {', '.join(name for task in tasks for name in models_for(task))}"
     return text
 
 

@@ -171,3 +171,16 @@ def test_what_fit_and_prepare_data_take():
     reached = set(options.for_data()) | set(options.for_fit()) | set(options.for_model())
     elsewhere = {"data", "valid", "test", "scale_lr", "per_device_batch_size", "freeze", "devices", "smoke"}
     assert set(DEFAULTS) - elsewhere <= reached and not elsewhere - set(DEFAULTS)
+
+
+def test_recipes_name_the_models_that_learn_what_the_data_hold(shared, monkeypatch, capsys):
+    """The message for data of another task ends with the models that they can teach."""
+    from accel_geo.options import end_with_message
+    from accel_geo.prepare import prepare_data
+
+    monkeypatch.setattr("os._exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
+    with pytest.raises(SystemExit), end_with_message():
+        prepare_data(shared / "data" / "esri_exports" / "Labeled_Tiles", task="semantic")
+    said = capsys.readouterr().err
+    assert "It is in the format Labeled_Tiles (classification)" in said
+    assert said.rstrip().endswith("Models for such data: FeatureClassifier")

@@ -1,6 +1,7 @@
 """Readers of on-disk formats, one module each with TASKS, LAYOUT, `recognise(path)` and `read(path, task)`."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -163,6 +164,14 @@ def read(path: str | Path, task: str | None = None, format: str | None = None) -
     return rows
 
 
+class OtherTask(ValueError):
+    """A data set is in no format that serves the task; `tasks` are those that it does serve, as far as it is known."""
+
+    def __init__(self, message: str, tasks: Sequence[str]) -> None:
+        super().__init__(message)
+        self.tasks = tuple(tasks)
+
+
 def _names(format: str | None, task: str | None) -> list[str]:
     names = list(FORMATS)
     if format is not None:
@@ -206,7 +215,8 @@ def _locate(path: Path, names: list[str], task: str | None, forced: bool) -> tup
     what = "is in no format that can be read" if task is None else f"is in no format that serves the task {task}"
     if forced:
         what = f"is not in the format {names[0]}"
-    known = [f"{n} ({', '.join(FORMATS[n].TASKS)})" for n in FORMATS if n not in names and FORMATS[n].recognise(path)]
-    other = f" It is in the format {known[0]}." if known else ""
+    known = next((name for name in FORMATS if name not in names and FORMATS[name].recognise(path)), None)
+    tasks = FORMATS[known].TASKS if known else ()
+    other = f" It is in the format {known} ({', '.join(tasks)})." if known else ""
     layouts = "\n".join(f"  {name}: {FORMATS[name].LAYOUT}" for name in names)
-    raise ValueError(f"{path} {what}.{other} {advice.found(path)}\nFormats that would do:\n{layouts}")
+    raise OtherTask(f"{path} {what}.{other} {advice.found(path)}\nFormats that would do:\n{layouts}", tasks)
