@@ -3,6 +3,8 @@
 import numpy as np
 from scipy import ndimage
 
+ROUNDING = 1e-9  # smaller differences are none: beyond the border stands the border itself, but for rounding
+
 
 def thinned(probability: np.ndarray) -> np.ndarray:
     """Return probabilities [H, W] of lines one pixel wide: non-maximum suppression across each line, as Canny has it.
@@ -22,7 +24,7 @@ def thinned(probability: np.ndarray) -> np.ndarray:
     across = np.arctan2(2 * xy, xx - yy) / 2 + np.pi / 2
     step, here = np.stack([np.sin(across), np.cos(across)]), np.indices(p.shape)
     before, behind = (ndimage.map_coordinates(smooth, here + way * step, order=1, mode="nearest") for way in (-1, 1))
-    return np.where((smooth >= before) & (smooth > behind), p, 0)
+    return np.where((smooth - before >= -ROUNDING) & (smooth - behind > ROUNDING), p, 0)
 
 
 def unit(values: np.ndarray) -> np.ndarray:
