@@ -20,9 +20,10 @@ def write_chips(
     empty: tuple[int, ...] = (),
     nodata: tuple[int, ...] = (),
     unreadable: tuple[int, ...] = (),
+    several: bool = False,
     seed: int = 0,
 ) -> Path:
-    """Write n chips in a format that serves the task: COCO, image_masks, a folder for each class, or images alone.
+    """Write n chips in a format that serves the task: COCO, image_masks, folders of classes, label files, images alone.
 
     Args:
         root: the folder to make.
@@ -33,18 +34,19 @@ def write_chips(
         empty: chips without any object.
         nodata: chips without any valid pixel.
         unreadable: chips that are no image.
+        several: chips of classification have any number of labels, in files beside the images.
         seed: of what is drawn.
     """
     rng = np.random.default_rng(seed)
-    images, annotations = [], []
+    images, annotations, one_kind = [], [], task == "classification" and not several
     for i in range(n):
         height, width = sizes[i % len(sizes)] if sizes else (size, size)
         image = rng.integers(20, 70, (3, height, width)).astype(np.uint8)
         mask = np.zeros((height, width), np.uint8)
         name = f"chip_{i:03}.tif"
         kind = (1, 3)[i % 2]
-        for k in range(0 if i in empty else 1 if task == "classification" else 1 + i % 3):
-            value = kind if task == "classification" else (1, 3)[(i + k) % 2]
+        for k in range(0 if i in empty else 1 if one_kind else 1 + i % 3):
+            value = kind if one_kind else (1, 3)[(i + k) % 2]
             h, w = rng.integers(12, 22, 2)
             y, x = rng.integers(0, height - h), rng.integers(0, width - w)
             noise = rng.integers(-15, 15, (3, h, w))
@@ -65,8 +67,12 @@ def write_chips(
         if i in nodata:
             image[:] = 0
         images.append({"id": i, "file_name": name, "width": width, "height": height})
-        folder = root / "images" / (f"kind_{kind}" if task == "classification" else "")
+        folder = root / "images" / (f"kind_{kind}" if one_kind else "")
         write_raster(folder / name, image, nodata=0 if nodata else None)
+        if several:
+            found = "".join(f"<object><name>kind_{value}</name></object>" for value in np.unique(mask[mask > 0]))
+            (root / "labels").mkdir(exist_ok=True)
+            (root / "labels" / name).with_suffix(".xml").write_text(f"<annotation>{found}</annotation>")
         if task == "semantic":
             write_raster(root / "masks" / name, mask[None])
         if task == "edges":

@@ -1,4 +1,4 @@
-"""Are two run folders the same run, carried out differently? The tests' own comparison."""
+"""Is it the same run, carried out differently? Fits on a number of processes, and the tests' own comparison of runs."""
 
 import json
 import math
@@ -7,6 +7,18 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 TENSORS = ("model.safetensors", "optimizer.safetensors", "ema.safetensors")
+
+
+def run(worlds: object, processes: int, folder: Path, row: str, data: dict, stages: list[dict], **more: object) -> list:
+    """Fit on so many processes into folder/<processes>; returns what each process says."""
+    output = folder / str(processes)
+    stages = [{"output": str(output), **stage} for stage in stages]
+    said = worlds[processes].run("fit", row=row, data=data, stages=stages, **more)
+    for line in history(output):
+        assert line["machine"]["processes"] == processes
+    # The weights are the same to the bit in every process, after every fit.
+    assert len(said) == processes and all(each["weights"] == said[0]["weights"] for each in said)
+    return said
 
 
 def differences(first: Path, second: Path, rtol: float = 1e-9, steps: int = 2) -> list[str]:

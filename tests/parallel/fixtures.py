@@ -24,7 +24,7 @@ class Chips:
         self.root = root
 
     def __call__(self, row: str, kind: str = "plain", valid: str | None = VALID, **options: object) -> dict:
-        """Return the arguments of prepare_data for chips of a kind: plain, sizes, problem, nodata; "plain-12" are 12."""
+        """Return the arguments of prepare_data for chips of a kind: plain, sizes, ...; "plain-12" are 12."""
         task = TASKS[row]
         folder = self.root / f"{task}-{kind}"
         kind, _, number = kind.partition("-")
@@ -34,9 +34,10 @@ class Chips:
                 "sizes": {"sizes": SIZES},
                 "problem": {"unreadable": (5,), "seed": 3},
                 "nodata": {"nodata": (0, 2, 4, 5, 7, 8, 12, 13, 15)},
+                "several": {"several": True},
             }[kind]
             n = int(number or 29)
-            empty = () if task == "classification" else EMPTY
+            empty = () if task == "classification" and kind != "several" else EMPTY
             write_chips(folder, task, n, empty=tuple(i for i in empty if i < n), **more)
         scale = {"scale": 2} if task == "super_resolution" else {}
         return {"path": str(folder), "task": task, "valid_match": valid, **scale, **options}
@@ -64,14 +65,15 @@ def chips(tmp_path_factory) -> Chips:
 
 @pytest.fixture(scope="session")
 def started(worlds, chips, tmp_path_factory):
-    """A function that gives weights of a short fit of a row, from which metrics are above zero."""
+    """A function that gives weights of a short fit, from which metrics are above zero: of a row, or of a named choice."""
     root = tmp_path_factory.mktemp("started")
 
-    def start(row: str) -> str:
-        folder = root / row
+    def start(row: str, name: str = "", data: dict | None = None, model: dict | None = None) -> str:
+        folder = root / (name or row)
         if not folder.exists():
             stage = {"epochs": LEARNT.get(TASKS[row], 5), "lr": 3e-3, "batch_size": 4, "dtype": "float32"}
-            worlds[1].run("fit", row=row, data=chips(row), stages=[stage], save=str(folder))
+            more = {"row": row, "data": data or chips(row), "model": model, "save": str(folder)}
+            worlds[1].run("fit", stages=[stage], **more)
         return str(folder)
 
     return start

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from parallel.compare import differences, figure_differences, history, last_checkpoint, tensor_differences
+from parallel.compare import differences, figure_differences, history, last_checkpoint, run, tensor_differences
 from parallel.fixtures import CORE, EMPTY, ROWS, TASKS
 
 from accel_geo.parallel.order import EpochOrder, batch_count, cut
@@ -16,18 +16,6 @@ TWELVE = {"epochs": 3, "lr": 1e-3, "batch_size": 6, "eval_every": 6, "clip": 1.0
 MORE = pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)
 COUNTS = pytest.mark.parametrize("processes", [2, *MORE])
 rows = pytest.mark.parametrize("row", ROWS)
-
-
-def run(worlds, processes, folder, row, data, stages, **more):
-    """Fit on so many processes into folder/<processes>; returns what each process says."""
-    output = folder / str(processes)
-    stages = [{"output": str(output), **stage} for stage in stages]
-    said = worlds[processes].run("fit", row=row, data=data, stages=stages, **more)
-    for line in history(output):
-        assert line["machine"]["processes"] == processes
-    # The weights are the same to the bit in every process, after every fit.
-    assert len(said) == processes and all(each["weights"] == said[0]["weights"] for each in said)
-    return said
 
 
 def both(worlds, processes, folder, row, data, stages, data_there=None, steps=12, rtol=1e-9, **more):
