@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 import torchvision
@@ -26,21 +28,45 @@ def model(networks):
     return DeepLab(networks.spec("UnetClassifier"), backbone="resnet50", output_stride=8)
 
 
-def test_equals_torchvision(torchvisions, model):
+@pytest.fixture
+def twins(torchvisions, model):
+    """Both networks with the same weights in double precision, torchvision's without its dropout."""
     model.load_state_dict(torchvisions.state_dict() | {n: b for n, b in model.state_dict().items() if "pixel_" in n})
-    images = torch.rand(2, 3, 64, 96)
+    twin = copy.deepcopy(torchvisions).double()
+    for module in twin.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model.double(), twin
+
+
+def test_equals_torchvision(twins):
+    model, twin = twins
+    images = torch.rand(2, 3, 64, 96, dtype=torch.float64)
     model.eval()
     with torch.no_grad():
-        wanted = torchvisions(model.normalize(images))
+        wanted = twin(model.normalize(images))
         found = model.class_scores(model.normalize(images), [(64, 96)] * 2)[0]
         found = F.interpolate(found, (64, 96), mode="bilinear", align_corners=False)
         aux = model.aux_classifier(model.backbone(model.normalize(images))[-2])
         aux = F.interpolate(aux, (64, 96), mode="bilinear", align_corners=False)
         scores = torch.stack([prediction["scores"] for prediction in model(images)])
     assert wanted["out"].std() > 1e-2
-    torch.testing.assert_close(found, wanted["out"], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(aux, wanted["aux"], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(scores, wanted["out"].softmax(1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, wanted["out"], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(aux, wanted["aux"], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(scores, wanted["out"].softmax(1), rtol=1e-6, atol=1e-9)
+
+
+def test_losses_are_torchvisions(twins, networks):
+    """With batch statistics; 0.4 is the weight of the auxiliary loss in Zhao et al. 2017."""
+    model, twin = twins
+    images, targets = networks.batch("UnetClassifier", [(64, 64)] * 2)
+    truth = torch.stack([target["mask"] for target in targets])
+    outputs = twin.train()(model.normalize(images.double()))
+    wanted = {name: F.cross_entropy(scores, truth, ignore_index=255).item() for name, scores in outputs.items()}
+    losses = {name: (loss.total / loss.count).item() for name, loss in model.train()(images.double(), targets).items()}
+    assert set(losses) == {"cross_entropy", "auxiliary"} and abs(wanted["out"] - wanted["aux"]) > 1e-3
+    assert losses["cross_entropy"] == pytest.approx(wanted["out"], rel=1e-9)
+    assert losses["auxiliary"] == pytest.approx(0.4 * wanted["aux"], rel=1e-9)
 
 
 def test_torchvisions_weights_load_by_name(torchvisions, networks, tmp_path, capsys):

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torchvision
 from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional as F
 
@@ -29,6 +30,40 @@ def test_several_labels(networks):
     with torch.no_grad():
         scores = model.eval()(images)[0]["scores"]
     assert scores.shape == (4,) and ((scores > 0) & (scores < 1)).all()
+
+
+@pytest.mark.parametrize("backbone, head", [("resnet18", "fc"), ("mobilenet_v2", "classifier.1")])
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_logits_and_losses_are_torchvisions(networks, backbone, head, multilabel):
+    """Both in training, with batch statistics, and with those that the step has moved."""
+    options = {"backbone": backbone, "size": "full", "changes": {"multilabel": multilabel}}
+    model = networks.build("FeatureClassifier", **options).double()
+    twin = torchvision.models.get_model(backbone, weights=None, num_classes=4).double().train()
+    state = {name.removeprefix("backbone."): tensor for name, tensor in model.state_dict().items()}
+    state = {f"{head}{name[4:]}" if name.startswith("head.") else name: tensor for name, tensor in state.items()}
+    twin.load_state_dict({name: tensor for name, tensor in state.items() if not name.startswith("pixel_")})
+    for module in twin.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    pairs = [networks.sample("FeatureClassifier", i, (64, 96), (64, 96), multilabel=multilabel) for i in range(3)]
+    images, targets = networks.batch_of(pairs)
+    (total, count), *rest = model.train()(images.double(), targets).values()
+    logits = twin(model.normalize(images.double()))
+    if multilabel:
+        wanted = F.binary_cross_entropy_with_logits(logits, torch.stack([t["labels"] for t in targets]).double())
+    else:
+        wanted = F.cross_entropy(logits, torch.tensor([target["label"] for target in targets]))
+    assert not rest and (total / count).item() == pytest.approx(wanted.item(), rel=1e-9)
+    model.eval(), twin.eval()
+    with torch.no_grad():
+        mine, other = (
+            model._logits(model._features(images.double()), [(64, 96)] * 3),
+            twin(model.normalize(images.double())),
+        )
+        scores = torch.stack([prediction["scores"] for prediction in model(images.double())])
+    assert other.std() > 1e-3
+    torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(scores, other.sigmoid() if multilabel else other.softmax(1), rtol=1e-9, atol=1e-12)
 
 
 def test_small_drops_the_coarsest_stage(networks):
