@@ -63,11 +63,11 @@ CASES = {
     "SingleShotDetector": Case("neon_tree_crowns/boxes_coco.json", "--resize-to 96 --val-split 0.25", LEARNT, RESNET),
     "BDCNEdgeDetector": Case(
         "spacenet_vegas_roads/scene_vegas_rgba.tif",
-        "--vectors {shared}/data/spacenet_vegas_roads/roads.geojson --chip-size 130 --limit 20 --val-split 0.25",
+        "--vectors {shared}/data/spacenet_vegas_roads/roads.geojson --chip-size 260 --resize-to 96 --val-split 0.25",
     ),
     "SuperResolution sr3": Case(
         "banepa_oam_osm/images",
-        "--chip-size 64 --resize-to 128 --limit 8 --val-split 0.25",
+        "--chip-size 32 --resize-to 64 --limit 8 --val-split 0.25",
         network="--architecture sr3 --n-timestep-inference 2",
     ),
 }
