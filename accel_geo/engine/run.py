@@ -266,9 +266,10 @@ def _check_same_run(found: ckpt.Checkpoint, model: nn.Module, data: object) -> N
     theirs, ours = dict(found.config), json.loads(json.dumps(model.config()))
     theirs["spec"] = DataSpec.from_json(theirs["spec"]).to_json()  # with what was no part of it when the run began
     pairs = [("class", theirs["class"], ours["class"])]
-    for part in ("arguments", "spec"):
-        names = sorted(theirs[part].keys() | ours[part].keys())
-        pairs += [(name, theirs[part].get(name), ours[part].get(name)) for name in names]
+    parts = [(theirs[part], ours[part]) for part in ("arguments", "spec")]
+    parts.append((found.training.get("training_only", model.training_only), model.training_only))  # or an older run's
+    for before, now in parts:
+        pairs += [(name, before.get(name), now.get(name)) for name in sorted(before.keys() | now.keys())]
     changed = [f"{name} was {old}, now {new}" for name, old, new in pairs if old != new]
     stored = {"mixup": 0.0, "samples an epoch": None, **found.training["data"]}
     for part, now in describe_data(data).items():
@@ -341,6 +342,7 @@ def save(run: Run) -> None:
             **asdict(p),
             "options": run.options,
             "data": run.chips,
+            "training_only": run.model.training_only,
             "scaler": scaler.state_dict() if scaler else None,
         },
         ema=ckpt.module_state(run.ema.module) if run.ema else None,

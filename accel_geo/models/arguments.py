@@ -1,5 +1,6 @@
 """Rules for the arguments of models: what each may be, checked before anything is built or trained."""
 
+import inspect
 import math
 import os
 from collections.abc import Callable
@@ -28,6 +29,23 @@ def check(arguments: dict[str, object], rules: dict[str, Rule]) -> None:
     for name, value in arguments.items():
         if name in rules and not rules[name].fits(value):
             raise ValueError(f"{name}={value!r}: {rules[name].allowed}")
+
+
+def check_used(model: object, needs: dict[str, tuple[bool, str]]) -> None:
+    """Refuse the first argument that has no effect beside the others; its default may stand there.
+
+    Args:
+        model: with its arguments.
+        needs: for some arguments whether what they need is there, and what that is, in words.
+
+    Raises:
+        ValueError: names the argument, its value and what it needs.
+    """
+    parameters = inspect.signature(type(model).__init__).parameters
+    for name, (met, needed) in needs.items():
+        value, default = model.arguments[name], plain(parameters[name].default)
+        if not met and value != default:
+            raise ValueError(f"{name}={value!r} has no effect here, as it needs {needed}; leave one out, or give both")
 
 
 def plain(value: object) -> object:

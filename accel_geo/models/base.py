@@ -37,9 +37,14 @@ class GeoModel(nn.Module, metaclass=_Seeded):
     prediction for each image. A subclass sets `task`, `rules` for its keyword arguments, which JSON can hold, and
     `weights_need`: arguments that its weights are made for though the shapes of the tensors do not tell.
 
+    Attributes:
+        arguments: rebuild the model, and are stored with it.
+        training_only: what defines its training beside them but is no part of the model, such as a network that only a
+            loss needs; JSON-able. A run whose values differ is not resumed.
+
     Args:
         data: the data to train on, or only their DataSpec (for prediction).
-        arguments: the subclass's arguments, stored with the model to rebuild it.
+        arguments: the subclass's arguments.
 
     Raises:
         ValueError: the data are of another task, or an argument breaks its rule.
@@ -62,6 +67,7 @@ class GeoModel(nn.Module, metaclass=_Seeded):
             )
         self.data = None if isinstance(data, DataSpec) else data
         self.arguments = {name: plain(value) for name, value in arguments.items()}
+        self.training_only: dict[str, object] = {}
         check(self.arguments, self.rules)
         self.fits, self.steps, self.run_folder = 0, 0, None
         self.history: list[dict] = []

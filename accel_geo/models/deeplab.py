@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from accel_geo.models.arguments import FLAG, Rule
+from accel_geo.models.arguments import FLAG, Rule, check_used
 from accel_geo.models.pixel_classifier import PixelClassifier
-from accel_geo.nn.backbones import build_backbone
+from accel_geo.nn.backbones import build_backbone, use_levels
 from accel_geo.nn.decoders import DeepLabPlusDecoder
 from accel_geo.nn.semantic_heads import DeepLabHead, FCNHead, cells_of
 
@@ -85,6 +85,7 @@ class DeepLab(PixelClassifier):
             dice_loss_fraction=dice_loss_fraction,
             dice_loss_average=dice_loss_average,
         )
+        check_used(self, {"output_stride": (keep_dilation, "keep_dilation=True")})
         stride = output_stride if keep_dilation else None
         self.backbone = build_backbone(backbone, len(self.spec.bands), output_stride=stride)
         channels, strides, width = self.backbone.channels, self.backbone.strides, WIDTH[size]
@@ -94,6 +95,8 @@ class DeepLab(PixelClassifier):
         else:
             self.classifier = DeepLabHead(channels[-1], rates, width, self.outputs)
         self.aux_classifier = FCNHead(channels[-2], self.outputs) if aux_loss else None
+        levels = [-1] + [-2] * aux_loss + ([self.classifier.fine] if plus else [])
+        use_levels(self.backbone, len(self.spec.bands), levels)
         self.start_from(weights)
 
     def class_scores(self, images: Tensor, sizes: list[tuple[int, int]]) -> list[Tensor]:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from accel_geo.models.arguments import FLAG, NOT_NEGATIVE, list_of, number, or_none
 from accel_geo.models.base import GeoModel
-from accel_geo.nn.backbones import build_backbone, pad_to_multiple, pretrained_state, torchvision_names
+from accel_geo.nn.backbones import build_backbone, pad_to_multiple, pretrained_state, torchvision_names, use_levels
 from accel_geo.nn.losses import label_binary_cross_entropy, label_count, label_cross_entropy
 from accel_geo.nn.weights import load_weights
 from accel_geo.parallel.reduction import Loss
@@ -77,6 +77,7 @@ class FeatureClassifier(GeoModel):
         weights_now = None if class_weights is None else torch.tensor(class_weights, dtype=torch.get_default_dtype())
         self.register_buffer("class_weights", weights_now, persistent=False)  # of this training, not published
         self.backbone = build_backbone(backbone, len(self.spec.bands), max_stride=32 if size == "full" else 16)
+        use_levels(self.backbone, len(self.spec.bands), [-1])
         self.head = nn.Linear(self.backbone.channels[-1], len(self.spec.classes))
         if weights is not None:
             load_weights(
@@ -114,6 +115,7 @@ class FeatureClassifier(GeoModel):
         sizes = [images.shape[-2:]] * len(images) if targets is None else [target["size"] for target in targets]
         logits = self._logits(self._features(images), sizes)
         if not self.training:
+            logits = logits.to(images.dtype)  # of autocast
             scores = logits.sigmoid() if self.spec.multilabel else logits.softmax(1)
             return [{"scores": row} for row in scores]
         if self.spec.multilabel:

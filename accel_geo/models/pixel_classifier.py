@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from accel_geo.models.arguments import FLAG, NOT_NEGATIVE, SHARE, list_of, or_none
+from accel_geo.models.arguments import FLAG, NOT_NEGATIVE, SHARE, Rule, check_used, list_of, or_none
 from accel_geo.models.base import GeoModel
 from accel_geo.nn.backbones import pad_to_multiple, pretrained_state, torchvision_names
 from accel_geo.nn.losses import PixelLoss
@@ -32,7 +32,7 @@ class PixelClassifier(GeoModel):
         arguments: the subclass's other arguments, stored with the model to rebuild it.
 
     Raises:
-        ValueError: an unknown size, or a loss option that is not allowed.
+        ValueError: an unknown size, or a loss option that is not allowed or has no effect.
     """
 
     task = "semantic"
@@ -44,6 +44,7 @@ class PixelClassifier(GeoModel):
         "focal_loss": FLAG,
         "gamma": NOT_NEGATIVE,
         "dice_loss_fraction": SHARE,
+        "dice_loss_average": Rule("'micro' or 'macro'", lambda value: value in ("micro", "macro")),
     }
 
     def __init__(
@@ -68,6 +69,11 @@ class PixelClassifier(GeoModel):
             "dice_loss_average": dice_loss_average,
         }
         super().__init__(data, backbone=backbone, size=size, class_balancing=class_balancing, **loss, **arguments)
+        needs = {
+            "gamma": (focal_loss, "focal_loss=True"),
+            "dice_loss_average": (dice_loss_fraction > 0, "a dice_loss_fraction above 0"),
+        }
+        check_used(self, needs)
         if class_balancing and class_weights is None:
             self.arguments["class_weights"] = balanced_weights(data)
         self.outputs, weights = 1 + len(self.spec.classes), self.arguments["class_weights"]
@@ -140,7 +146,7 @@ class PixelClassifier(GeoModel):
         ]
         if not self.training:
             # on the CPU many times faster than argmax
-            masks, scores = logits.max(1).indices, logits.softmax(1)
+            masks, scores = logits.max(1).indices, logits.to(images.dtype).softmax(1)
             return [{"mask": mask, "scores": score} for mask, score in zip(masks, scores)]
         truth = torch.stack([target["mask"].to(images.device) for target in targets])
         losses = self.loss(logits, truth)

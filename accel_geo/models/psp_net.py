@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from accel_geo.models.arguments import FLAG, list_of, whole
+from accel_geo.models.arguments import FLAG, check_used, list_of, whole
 from accel_geo.models.pixel_classifier import PixelClassifier
-from accel_geo.nn.backbones import build_backbone
+from accel_geo.nn.backbones import build_backbone, use_levels
 from accel_geo.nn.decoders import UNET_WIDTHS, UnetDecoder
 from accel_geo.nn.semantic_heads import FCNHead, PyramidPooling, cells_of
 
@@ -91,6 +91,7 @@ class PSPNetClassifier(PixelClassifier):
             dice_loss_fraction=dice_loss_fraction,
             dice_loss_average=dice_loss_average,
         )
+        check_used(self, {"unet_aux_loss": (use_unet, "use_unet=True (the plain network has aux_loss)")})
         pyramid_sizes, most = self.arguments["pyramid_sizes"], max(*self.spec.chip_size, *PYRAMID)
         if max(pyramid_sizes) > most:
             raise ValueError(
@@ -98,6 +99,8 @@ class PSPNetClassifier(PixelClassifier):
             )
         stride = None if use_unet and not keep_dilation else OUTPUT_STRIDE
         self.backbone = build_backbone(backbone, len(self.spec.bands), output_stride=stride)
+        if not use_unet:
+            use_levels(self.backbone, len(self.spec.bands), [-2, -1] if aux_loss else [-1])
         *finer, last = self.backbone.channels
         self.pyramid = PyramidPooling(last, pyramid_sizes, WIDTH[size])
         self.decoder, width = None, WIDTH[size]

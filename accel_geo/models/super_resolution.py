@@ -7,7 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from accel_geo.models.arguments import NAME, NOT_NEGATIVE, PATH, check, list_of, number, one_of, or_none, whole
+from accel_geo.models.arguments import (
+    NAME,
+    NOT_NEGATIVE,
+    PATH,
+    check,
+    check_used,
+    list_of,
+    number,
+    one_of,
+    or_none,
+    whole,
+)
 from accel_geo.models.base import GeoModel
 from accel_geo.nn.backbones import build_backbone, pad_to_multiple, pretrained_state
 from accel_geo.nn.diffusion import SCHEDULES, ConditionalUnet, noise_schedule, sample, training_noise
@@ -32,6 +43,11 @@ WIDTHS = {
     "unet": {"full": (64, 0, ()), "small": (32, 0, ())},
     "sr3": {"full": (64, 3, (1, 2, 4, 4, 8, 8)), "small": (32, 1, (1, 2, 2, 4))},
 }
+# arguments of "sr3" alone
+DIFFUSION = ("channel_mults", "attn_res", "norm_groups", "dropout", "schedule", "n_timestep", "linear_start", "linear_end",
+             "sampling_type", "n_timestep_inference", "sampling_seed")  # fmt: skip
+CHANGEABLE = DIFFUSION[-3:]  # after training
+PERCEPTUAL_FACTOR = 0.1
 NOISE = number("a number above 0, below 1", lambda x: 0 < x < 1)
 MAX_STRIDE = {"full": 16, "small": 8}  # of the U-Net's encoder, which sees the coarse image
 
@@ -43,19 +59,22 @@ class SuperResolution(GeoModel):
     with PixelShuffle) work on the coarse image, and PixelShuffle upsamplers (Shi et al. 2016) make the difference
     between the fine image and the interpolated one, zero before training; L1 loss, and a perceptual one where VGG
     weights are given (Johnson et al. 2016). "sr3" (Saharia et al. 2021) takes noise off an image, conditioned on the
-    interpolated one: sharper to the eye, lower in PSNR, and as many times slower as it takes steps.
+    interpolated one: sharper to the eye, lower in PSNR, and as many times slower as it takes steps. How it takes them may
+    be changed after training, see `set_sampling`.
+
+    Without arguments it is EDSR, where arcgis.learn has a U-Net on resnet34: that is `backbone="resnet34"` here.
 
     Args:
         data: the data, or their DataSpec, whose `scale` (prepare_data's `scale`, or `downsample_factor`) is learned.
         architecture: one of ARCHITECTURES; None: "unet" where a backbone is given, "sr3" for `backbone="SR3"`, else "edsr".
-        backbone: encoder of the U-Net, a torchvision or timm name (see nn/backbones.py); resnet34.
+        backbone: encoder of the U-Net, a torchvision or timm name (see nn/backbones.py); None: resnet34.
         weights: None (random), "default" (the U-Net's pretrained encoder) or a path, see nn/weights.py.
         size: "full", or "small": fewer channels and blocks.
-        perceptual_weights: file of torchvision's vgg16 or vgg19 for the perceptual loss; None: L1 alone. It belongs to
-            the training: it is not stored with the model.
+        perceptual_weights: VGG for the perceptual loss: "default" (torchvision's vgg16) or a file of torchvision's vgg16 or
+            vgg19; None: L1 alone. This and its weight belong to the training: they are not stored with the model.
         perceptual_factor: weight of the perceptual loss beside L1.
         inner_channel: channels at the finest resolution; None: by size.
-        res_blocks: residual blocks (edsr), or at each resolution (sr3); None: by size.
+        res_blocks: residual blocks (edsr), or those at each resolution (sr3); None: by size.
         channel_mults: multiples of `inner_channel` at each resolution (sr3); None: by size.
         attn_res: self-attention where the feature map of a training chip is about so many pixels wide (sr3).
         norm_groups: groups of group normalisation (sr3).
@@ -69,7 +88,7 @@ class SuperResolution(GeoModel):
         sampling_seed: of the noise of predictions, with the chip's pixels: the same chip gives the same image (sr3).
 
     Raises:
-        ValueError: an unknown or impossible choice, or weights that do not belong to the network.
+        ValueError: an unknown or impossible choice, one that has no effect, or weights that do not belong to the network.
         FileNotFoundError: no such weights, or no download of them from here.
     """
 
@@ -78,7 +97,6 @@ class SuperResolution(GeoModel):
         **GeoModel.rules,
         "architecture": one_of(*ARCHITECTURES),
         "backbone": or_none(NAME),
-        "perceptual_factor": NOT_NEGATIVE,
         "inner_channel": or_none(whole(1)),
         "res_blocks": or_none(whole(0)),
         "channel_mults": or_none(list_of(whole(1), "a list of whole numbers of at least 1")),
@@ -93,6 +111,7 @@ class SuperResolution(GeoModel):
         "n_timestep_inference": whole(1),
         "sampling_seed": whole(0),
     }
+    perceptual_rules = {"perceptual_weights": or_none(PATH), "perceptual_factor": NOT_NEGATIVE}
     weights_need = ("schedule", "n_timestep", "linear_start", "linear_end")
 
     def __init__(
@@ -104,11 +123,11 @@ class SuperResolution(GeoModel):
         weights: str | None = None,
         size: str = "full",
         perceptual_weights: str | None = None,
-        perceptual_factor: float = 0.1,
+        perceptual_factor: float = PERCEPTUAL_FACTOR,
         inner_channel: int | None = None,
         res_blocks: int | None = None,
         channel_mults: Sequence[int] | None = None,
-        attn_res: int | Sequence[int] = 16,
+        attn_res: int | Sequence[int] = (16,),
         norm_groups: int = 32,
         dropout: float = 0.0,
         schedule: str = "linear",
@@ -130,7 +149,6 @@ class SuperResolution(GeoModel):
             architecture=architecture,
             backbone=backbone,
             size=size,
-            perceptual_factor=perceptual_factor,
             inner_channel=inner_channel,
             res_blocks=res_blocks,
             channel_mults=channel_mults,
@@ -145,11 +163,21 @@ class SuperResolution(GeoModel):
             n_timestep_inference=n_timestep_inference,
             sampling_seed=sampling_seed,
         )
-        check({"perceptual_weights": perceptual_weights}, {"perceptual_weights": or_none(PATH)})
+        perceptual = {"perceptual_weights": perceptual_weights, "perceptual_factor": perceptual_factor}
+        check(perceptual, self.perceptual_rules)
         if backbone is not None and architecture != "unet":
             raise ValueError(f"backbone={backbone!r} is for architecture='unet'; {architecture!r} has none to choose")
         if perceptual_weights is not None and architecture == "sr3":
             raise ValueError("perceptual_weights is for 'edsr' and 'unet'; 'sr3' learns noise, not an image")
+        needs = dict.fromkeys(DIFFUSION, (architecture == "sr3", "architecture='sr3'"))
+        if architecture == "sr3":
+            needs |= dict.fromkeys(("linear_start", "linear_end"), (schedule == "linear", "schedule='linear'"))
+        needs["res_blocks"] = (architecture != "unet", "architecture='edsr' or 'sr3'")
+        check_used(self, needs)
+        if perceptual_weights is None and perceptual_factor != PERCEPTUAL_FACTOR:
+            raise ValueError(
+                f"perceptual_factor={perceptual_factor} has no effect without perceptual_weights; give both"
+            )
         chosen = (self.arguments[name] for name in ("inner_channel", "res_blocks", "channel_mults"))
         usual = WIDTHS[architecture][size]
         width, blocks, multiples = (mine if given is None else given for given, mine in zip(chosen, usual))
@@ -157,14 +185,11 @@ class SuperResolution(GeoModel):
             raise ValueError(f"res_blocks={blocks}: a whole number of at least 1 for architecture={architecture!r}")
         self.architecture, self.scale = architecture, self.spec.scale
         self.shares = noise_schedule(schedule, n_timestep, linear_start, linear_end)
-        self.eta, self.steps_of_prediction, self.sampling_seed = (
-            SAMPLING[sampling_type], n_timestep_inference, sampling_seed
-        )  # fmt: skip
         bands = len(self.spec.bands)
-        self.perceptual_factor = perceptual_factor
-        self.perceptual = (
-            PerceptualLoss(perceptual_weights, self.spec.bands) if perceptual_weights is not None else None
-        )
+        self.perceptual_factor, self.perceptual = perceptual_factor, None
+        if perceptual_weights is not None:
+            self.perceptual = PerceptualLoss(perceptual_weights, self.spec.bands)
+            self.training_only = perceptual | {"perceptual_weights": f"VGG {self.perceptual.digest}"}
         if architecture == "sr3":
             fine = max(self.spec.chip_size) * self.scale
             attention = {round(math.log2(max(fine / side, 1))) for side in self.arguments["attn_res"]}
@@ -186,6 +211,21 @@ class SuperResolution(GeoModel):
                 classes=self.spec.classes,
                 default=lambda: _published(architecture, backbone),
             )
+
+    def set_sampling(self, **changed: str | int) -> None:
+        """Change how predictions are sampled (sr3): `sampling_type`, `n_timestep_inference`, `sampling_seed`.
+
+        What is changed is stored by `save` like any argument.
+
+        Raises:
+            ValueError: there is no such choice, or the network is no diffusion model.
+        """
+        if self.architecture != "sr3" or not set(changed) <= set(CHANGEABLE):
+            raise ValueError(
+                f"set_sampling({', '.join(changed)}): it takes {', '.join(CHANGEABLE)}, for architecture='sr3'"
+            )
+        check(changed, self.rules)
+        self.arguments |= changed
 
     def backbone_modules(self) -> list[nn.Module]:
         """Return what `freeze` freezes: the U-Net's encoder, or EDSR's trunk, to train its upsampler for another scale.
@@ -258,14 +298,15 @@ class SuperResolution(GeoModel):
         return l1_loss(self.denoiser(enlarged, noisy, levels, generators), noise, ignored)
 
     def _sampled(self, images: Tensor, enlarged: Tensor) -> Tensor:
-        generators = [keys.generator(self.sampling_seed, _content(image), "sampling") for image in images]
+        kind, steps, seed = (self.arguments[name] for name in CHANGEABLE)
+        generators = [keys.generator(seed, _content(image), "sampling") for image in images]
         limits = tuple(self.normalize(torch.full_like(self.pixel_mean, value)) for value in (0.0, 1.0))
         return sample(
             self.denoiser,
             enlarged,
             self.shares,
-            steps=self.steps_of_prediction,
-            eta=self.eta,
+            steps=steps,
+            eta=SAMPLING[kind],
             limits=limits,
             generators=generators,
         )

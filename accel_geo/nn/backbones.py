@@ -1,9 +1,9 @@
 """Feature pyramids from torchvision and timm by name, for any number of bands.
 
 A backbone is a module that maps images [B, C, H, W] to a list of feature maps, finest first, with the attributes
-`channels` and `strides` (one each per level), `first_conv` (name of the first convolution), `input_convs` (names of all
-that see the image itself, where branches begin there) and `source`. Its parameters keep the names of the library it comes
-from, so that published weights match by name.
+`channels` and `strides` (one each per level), `input_convs` (names of the convolutions that see the image itself: one, or
+several where branches begin there) and `source`. Its parameters keep the names of the library it comes from, so that
+published weights match by name.
 
 Names that torchvision has are torchvision's networks; other names are timm's, and `timm:NAME` is timm's in any case.
 Library dropout and stochastic depth are off: what a network computes is a function of its input.
@@ -12,7 +12,7 @@ Library dropout and stochastic depth are off: what a network computes is a funct
 import copy
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torchvision
@@ -23,6 +23,7 @@ from torchvision.ops import StochasticDepth
 from accel_geo.nn.dilation import dilate
 
 RGB = ("red", "green", "blue")
+_INSTEAD = "take a convolutional network such as resnet34, mobilenet_v2 or timm:efficientnet_lite0"
 _PROBE = (64, 96)  # height and width of an image that is no square and that all strides divide
 
 
@@ -51,8 +52,7 @@ class Backbone(nn.Module):
         self.taps = {steps[i] for i in last}
         self.channels = [channels[i] for i in last]
         self.strides = [side // sizes[i] for i in last]
-        self.first_conv = _first_conv(self)
-        self.input_convs = [self.first_conv]
+        self.input_convs = [_first_conv(self)]
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the feature maps of an image batch [B, C, H, W], finest first."""
@@ -87,12 +87,16 @@ def build_backbone(name: str, bands: int, *, max_stride: int = 32, output_stride
         backbone = _timm_backbone(name, bands, max_stride)
     _silence(backbone)
     if output_stride is not None:
-        dilate(backbone, output_stride)
+        dilate(backbone, bands, output_stride)
     return backbone
 
 
-def pretrained_state(name: str) -> dict[str, Tensor]:
+def pretrained_state(name: str, option: str = "weights") -> dict[str, Tensor]:
     """Return the library's own pretrained weights of a backbone, from the cache or downloaded.
+
+    Args:
+        name: of the backbone.
+        option: argument that takes a file in their place, for the message.
 
     Raises:
         FileNotFoundError: they cannot be had here; the message says which file to fetch and where to pass it.
@@ -102,7 +106,7 @@ def pretrained_state(name: str) -> dict[str, Tensor]:
         try:
             return weights.get_state_dict(progress=False, check_hash=True)
         except Exception as error:
-            raise cannot_download(name, weights.url, error) from error
+            raise cannot_download(name, weights.url, error, option) from error
     import timm
 
     short = name.removeprefix("timm:")
@@ -116,15 +120,16 @@ def pretrained_state(name: str) -> dict[str, Tensor]:
             if hub
             else (origin and origin.url) or "(none is published)"
         )
-        raise cannot_download(name, where, error) from error
+        raise cannot_download(name, where, error, option) from error
 
 
-def cannot_download(name: str, where: str, error: Exception) -> FileNotFoundError:
+def cannot_download(name: str, where: str, error: Exception, option: str = "weights") -> FileNotFoundError:
     """Return the error that says which file to fetch by hand, and where to pass it."""
+    flag = f"--{option.replace('_', '-')}"
     return FileNotFoundError(
         f"the pretrained weights of {name} are not on this machine and cannot be downloaded from here "
-        f"({type(error).__name__}). Fetch {where} elsewhere, then pass the file: weights=PATH, on the command line "
-        "--weights PATH; or train from random weights with --weights none"
+        f"({type(error).__name__}). Fetch {where} elsewhere, then pass the file: {option}=PATH, on the command line "
+        f"{flag} PATH; or train without: leave {flag} out"
     )
 
 
@@ -208,43 +213,70 @@ def _timm_backbone(name: str, bands: int, max_stride: int) -> nn.Module:
     short = name.removeprefix("timm:")
     if not timm.is_model(short):
         _refuse(name, torchvision_names() + timm.list_models())
-    instead = "take a convolutional network such as resnet34, mobilenet_v2 or timm:efficientnet_lite0"
     try:
         every = timm.create_model(short, features_only=True, in_chans=bands).feature_info.info
         levels = [i for i, level in enumerate(every) if level["reduction"] <= max_stride]
         backbone = timm.create_model(short, features_only=True, in_chans=bands, out_indices=levels)
         channels, strides = backbone.feature_info.channels(), backbone.feature_info.reduction()
-        # no random numbers, or initial weights would change; no constant, to recognise the image
-        image = torch.linspace(0, 1, bands * math.prod(_PROBE)).view(1, bands, *_PROBE)
+        image = _probe_image(bands)
         features, input_convs = _look(backbone, image)
         shapes = [list(feature.shape) for feature in features]
     except Exception as error:
         raise ValueError(
             f"timm's {short} has no feature pyramid for {bands} bands and any image size ({type(error).__name__}: "
-            f"{error}); {instead}"
+            f"{error}); {_INSTEAD}"
         ) from error
     if not strides:
         found = ", ".join(str(level["reduction"]) for level in every)
-        raise ValueError(f"timm's {short} has feature maps of strides {found}, none of {max_stride} or less; {instead}")
+        raise ValueError(
+            f"timm's {short} has feature maps of strides {found}, none of {max_stride} or less; {_INSTEAD}"
+        )
     wanted = [[1, depth, *(side // stride for side in _PROBE)] for depth, stride in zip(channels, strides)]
     if len(set(strides)) < len(strides) or shapes != wanted:
         raise ValueError(
             f"timm's {short} gives feature maps {shapes} for an image of {' x '.join(map(str, _PROBE))} pixels, not [B, C, "
-            f"H / stride, W / stride]; {instead}"
+            f"H / stride, W / stride]; {_INSTEAD}"
         )
     backbone.channels, backbone.strides, backbone.source = list(channels), list(strides), "timm"
-    backbone.first_conv, backbone.input_convs = _first_conv(backbone), input_convs
-    # timm may keep stages behind the last level
+    backbone.input_convs = input_convs
+    use_levels(backbone, bands, range(len(strides)))  # timm may keep stages behind the last one
+    return backbone
+
+
+def use_levels(backbone: nn.Module, bands: int, levels: Sequence[int]) -> None:
+    """Leave out, in place, what is of use for none of these levels, so that each parameter is trained.
+
+    The other feature maps are void then.
+
+    Args:
+        backbone: as `build_backbone` gives it.
+        bands: of the image.
+        levels: positions of the feature maps that a network looks at, from 0, or from -1 backwards.
+
+    Raises:
+        ValueError: the backbone cannot do without the others.
+    """
+    if isinstance(backbone, Backbone):
+        return  # a chain: all before its last level leads there
+    image = _probe_image(bands)
+    every = backbone.eval()(image)
+    features = [every[level] for level in levels]
     sum(feature.sum() for feature in features).backward()
     _drop_unused(backbone)
     unused = [parameter for parameter in backbone.parameters() if parameter.grad is None]
     backbone.zero_grad()
-    if unused or not _gives(backbone, image, features):
+    if unused or not _gives(backbone, image, levels, features):
+        strides = ", ".join(str(backbone.strides[level]) for level in levels)
         raise ValueError(
-            f"timm's {short} cannot do without what follows its feature map of stride {strides[-1]}, the coarsest that is "
-            f"needed here; {instead}"
+            f"timm's {type(backbone).__name__} cannot do without more than its feature maps of stride {strides}, which are "
+            f"all that is needed here; {_INSTEAD}"
         )
-    return backbone.train()
+    backbone.train()
+
+
+def _probe_image(bands: int) -> Tensor:
+    # no random numbers, or initial weights would change; no constant, to recognise the image
+    return torch.linspace(0, 1, bands * math.prod(_PROBE)).view(1, bands, *_PROBE)
 
 
 def _look(backbone: nn.Module, image: Tensor) -> tuple[list[Tensor], list[str]]:
@@ -267,9 +299,10 @@ def _look(backbone: nn.Module, image: Tensor) -> tuple[list[Tensor], list[str]]:
 
 
 @torch.no_grad()
-def _gives(backbone: nn.Module, image: Tensor, features: list[Tensor]) -> bool:
+def _gives(backbone: nn.Module, image: Tensor, levels: Sequence[int], features: list[Tensor]) -> bool:
     try:
-        return all(torch.equal(found, wanted) for found, wanted in zip(backbone(image), features, strict=True))
+        found = backbone(image)
+        return all(torch.equal(found[level], wanted) for level, wanted in zip(levels, features, strict=True))
     except Exception:  # whatever it has run into
         return False
 
@@ -307,7 +340,8 @@ def _first_conv(module: nn.Module) -> str:
 
 
 def _set_bands(backbone: nn.Module, bands: int) -> None:
-    old = backbone.get_submodule(backbone.first_conv)
+    (name,) = backbone.input_convs
+    old = backbone.get_submodule(name)
     if old.in_channels == bands:
         return
     # a copy keeps the library's kind of convolution, its padding for instance
@@ -315,7 +349,7 @@ def _set_bands(backbone: nn.Module, bands: int) -> None:
     new.in_channels = bands
     new.weight = nn.Parameter(torch.empty(old.out_channels, bands, *old.kernel_size))
     nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
-    *parents, child = backbone.first_conv.split(".")
+    *parents, child = name.split(".")
     setattr(backbone.get_submodule(".".join(parents)), child, new)
 
 

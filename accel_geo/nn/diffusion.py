@@ -130,7 +130,7 @@ class ConditionalUnet(nn.Module):
         dropout: chance that a value is left out of a block, in training.
     """
 
-    first_conv = "condition"
+    input_convs = ("condition", "noisy")
 
     def __init__(
         self,

@@ -40,11 +40,12 @@ class DilatedPool(nn.Module):
         return stacked.amax(0) if self.kind == "max" else stacked.mean(0)
 
 
-def dilate(backbone: nn.Module, output_stride: int) -> None:
+def dilate(backbone: nn.Module, bands: int, output_stride: int) -> None:
     """Keep a backbone's feature maps at `output_stride` or finer, in place; see nn/backbones.py for its attributes.
 
     Args:
         backbone: the network; its `strides` are brought up to date.
+        bands: of the image.
         output_stride: the coarsest stride that is left.
 
     Raises:
@@ -54,10 +55,10 @@ def dilate(backbone: nn.Module, output_stride: int) -> None:
         return
     wanted = [min(stride, output_stride) for stride in backbone.strides]
     try:
-        for name, (before, after) in _strides(backbone).items():
+        for name, (before, after) in _strides(backbone, bands).items():
             _change(backbone, name, before, after, output_stride)
         with torch.no_grad():
-            found = [SIDE // feature.shape[-1] for feature in _still(backbone)]
+            found = [SIDE // feature.shape[-1] for feature in _still(backbone, bands)]
         fault = "" if found == wanted else f"its strides would be {found}, not {wanted}"
     except Exception as error:
         fault = f"{type(error).__name__}: {error}"
@@ -69,7 +70,7 @@ def dilate(backbone: nn.Module, output_stride: int) -> None:
     backbone.strides = wanted
 
 
-def _strides(backbone: nn.Module) -> dict[str, tuple[int, int]]:
+def _strides(backbone: nn.Module, bands: int) -> dict[str, tuple[int, int]]:
     # the strides before and after each convolution and pooling, as one forward pass shows them
     seen: dict[str, tuple[int, int]] = {}
     kinds = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
@@ -82,16 +83,15 @@ def _strides(backbone: nn.Module) -> dict[str, tuple[int, int]]:
 
     hooks = [m.register_forward_hook(look(name)) for name, m in backbone.named_modules() if isinstance(m, kinds)]
     with torch.no_grad():
-        _still(backbone)
+        _still(backbone, bands)
     for hook in hooks:
         hook.remove()
     return seen
 
 
-def _still(backbone: nn.Module) -> list[Tensor]:
+def _still(backbone: nn.Module, bands: int) -> list[Tensor]:
     # a forward pass that leaves the network as it is
     training = backbone.training
-    bands = backbone.get_submodule(backbone.first_conv).in_channels
     try:
         return backbone.eval()(torch.zeros(1, bands, SIDE, SIDE))
     finally:

@@ -1,5 +1,6 @@
 """Parts of networks that make images finer: interpolation, trunks, PixelShuffle upsamplers, losses over valid pixels."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from accel_geo.nn.backbones import extend_stem
-from accel_geo.nn.weights import read_weights
+from accel_geo.nn.backbones import extend_stem, pretrained_state
+from accel_geo.nn.weights import made_for_caffe, read_weights
 from accel_geo.parallel.reduction import Loss
 
 Size = tuple[int, int]
@@ -59,7 +60,7 @@ class ResidualTrunk(nn.Module):
         blocks: residual blocks.
     """
 
-    first_conv = "head"
+    input_convs = ("head",)
 
     def __init__(self, bands: int, channels: int, blocks: int) -> None:
         super().__init__()
@@ -176,26 +177,25 @@ class PerceptualLoss(nn.Module):
     The weights are constants of a training: they are not trained, and not in a checkpoint.
 
     Args:
-        path: of VGG-16 or VGG-19 as torchvision publishes them (without batch normalisation), .safetensors, .pth or .pt.
+        weights: "default" (torchvision's vgg16, downloaded), or the path of VGG-16 or VGG-19 as torchvision publishes them
+            (without batch normalisation), .safetensors, .pth or .pt.
         bands: names of the image's bands; see `extend_stem` for others than red, green and blue.
 
+    Attributes:
+        digest: hash of the weights, whatever file they came from.
+
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: it holds no such network.
+        FileNotFoundError: no such file, or no download from here.
+        ValueError: it holds no such network, or one of Caffe's pixels, whose features mean nothing for images as here.
     """
 
     BLOCKS = ((0, 2), (5, 7), (10, 12, 14))  # places of the convolutions among torchvision's layers
 
-    def __init__(self, path: str | Path, bands: tuple[str, ...]) -> None:
+    def __init__(self, weights: str | Path, bands: tuple[str, ...]) -> None:
         super().__init__()
-        path = Path(path)
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"{path}: no such file; perceptual_weights is a file of torchvision's vgg16 or vgg19"
-            )
-        tensors = read_weights(path)
+        tensors = _vgg(weights)
         prefix = next((name[: -len("features.0.weight")] for name in tensors if name.endswith("features.0.weight")), "")
-        inputs = 3
+        inputs, digest = 3, hashlib.blake2b(digest_size=8)
         for number, block in enumerate(self.BLOCKS):
             for place in block:
                 name, outputs = f"{prefix}features.{place}", 64 * 2**number
@@ -203,13 +203,16 @@ class PerceptualLoss(nn.Module):
                 if weight is None or bias is None or list(weight.shape) != [outputs, inputs, 3, 3]:
                     found = "missing" if weight is None else f"{list(weight.shape)}"
                     raise ValueError(
-                        f"{path}: {name}.weight is {found}, VGG's is {[outputs, inputs, 3, 3]}; perceptual_weights is a "
+                        f"{weights}: {name}.weight is {found}, VGG's is {[outputs, inputs, 3, 3]}; perceptual_weights is a "
                         "file of torchvision's vgg16 or vgg19, without batch normalisation"
                     )
+                for tensor in (weight, bias):
+                    digest.update(tensor.float().contiguous().numpy().tobytes())
                 weight = extend_stem(weight, bands) if place == 0 else weight
                 self.register_buffer(f"weight{place}", weight.to(torch.get_default_dtype()), persistent=False)
                 self.register_buffer(f"bias{place}", bias.to(torch.get_default_dtype()), persistent=False)
                 inputs = outputs
+        self.digest = digest.hexdigest()
 
     def features(self, images: Tensor) -> list[Tensor]:
         """Return the maps before each pooling, of strides 1, 2 and 4, of normalised images [B, C, H, W]."""
@@ -237,6 +240,25 @@ class PerceptualLoss(nn.Module):
         maps = zip(self.features(made), self.features(truth))
         total = sum((a - b).square().sum() * 4.0**level / a.shape[1] for level, (a, b) in enumerate(maps))
         return Loss(total / len(self.BLOCKS), (~ignored).sum())
+
+
+def _vgg(weights: str | Path) -> dict[str, Tensor]:
+    if str(weights) == "default":
+        return pretrained_state("vgg16", option="perceptual_weights")
+    path = Path(weights)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f'{path}: no such file; perceptual_weights is "default" (torchvision\'s vgg16, downloaded) or a file of '
+            "torchvision's vgg16 or vgg19"
+        )
+    tensors = read_weights(path)
+    if made_for_caffe(tensors):
+        raise ValueError(
+            f"{path} holds a VGG16 inside an edge detector, made for Caffe's pixels (blue, green, red, 0 to 255): its "
+            'features do not tell how like two images are. perceptual_weights is "default" (torchvision\'s vgg16, '
+            "downloaded) or a file of torchvision's vgg16 or vgg19"
+        )
+    return tensors
 
 
 def _conv(inputs: int, outputs: int) -> nn.Conv2d:

@@ -69,13 +69,13 @@ def load_weights(
     else:
         path = _weights_file(Path(weights))
         source, origin = read_weights(path), str(path)
-    on_caffe_pixels = any({prefix + name for name in _CAFFE_NAMES} <= set(source) for prefix in _prefixes(source))
+    on_caffe_pixels = made_for_caffe(source)
     if adapt is not None:
         source = adapt(source)
 
     target = model.state_dict()
     scope = next(name for name, module in model.named_modules() if module is backbone) + "."
-    stems = [f"{scope}{name}.weight" for name in getattr(backbone, "input_convs", [backbone.first_conv])]
+    stems = [f"{scope}{name}.weight" for name in backbone.input_convs]
     found = _match(source, target, scope, stems)
     needed = [name for name in target if name.startswith(scope) and not name.endswith("num_batches_tracked")]
     # the normalisation is that of the data at hand
@@ -167,6 +167,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not tensors:
         raise ValueError(f"{path}: no state dict (names and tensors) in it, but a {type(content).__name__}")
     return tensors
+
+
+def made_for_caffe(tensors: dict[str, Tensor]) -> bool:
+    """Say whether a state dict is a published edge detector's on VGG16, which was trained on Caffe's pixels."""
+    return any({prefix + name for name in _CAFFE_NAMES} <= set(tensors) for prefix in _prefixes(tensors))
 
 
 def from_caffe_pixels(

@@ -10,7 +10,7 @@ from accel_geo.models import MODELS, model_class
 BANDS = ("red", "green", "blue", "nir", "swir1", "swir2", "thermal", "height")
 TASKS = {row: model_class(row).task for row in MODELS}
 # What makes a row small where its own smallest size is not enough.
-ARGUMENTS = {"SuperResolution": {"backbone": None, "inner_channel": 16, "res_blocks": 2}}
+ARGUMENTS = {"SuperResolution": {"backbone": None, "inner_channel": 16}}
 SCALE = 2
 
 

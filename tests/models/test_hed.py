@@ -68,7 +68,7 @@ def test_the_published_network_on_a_chip(published, shared):
 
 def test_weights_of_other_bands_and_sizes(published, capsys):
     model = HEDEdgeDetector(spec("HEDEdgeDetector", 8), size="small", weights=str(published))
-    assert "features.0" in model.backbone.first_conv and "20 of 20" in capsys.readouterr().out
+    assert "features.0" in model.backbone.input_convs[0] and "20 of 20" in capsys.readouterr().out
     check_trains(model, *edge_chips.batch([(64, 64)], bands=8))
     with pytest.raises(ValueError, match="choose the backbone that the file is for"):
         build(weights=str(published))

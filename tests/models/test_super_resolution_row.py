@@ -407,6 +407,56 @@ def test_perceptual_loss_of_any_bands_and_bad_files(tmp_path):
         PerceptualLoss(bad, ("red", "green", "blue"))
 
 
+def test_perceptual_loss_takes_torchvisions_weights_but_no_edge_detectors(build, tmp_path, monkeypatch):
+    file = vgg_file(tmp_path / "vgg.safetensors")
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *args, **kwargs: load_file(file))
+    default, loss = PerceptualLoss("default", ("red",)), PerceptualLoss(file, ("red",))
+    assert torch.equal(default.weight14, loss.weight14) and default.digest == loss.digest
+
+    def offline(*args, **kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
+    with pytest.raises(FileNotFoundError, match=r"vgg16-.*\.pth.*perceptual_weights=PATH.*--perceptual-weights PATH"):
+        build("edsr", perceptual_weights="default")
+    caffe = vgg_file(tmp_path / "hed.safetensors", {"side.0.weight": torch.zeros(1, 64, 1, 1)})
+    with pytest.raises(ValueError, match="hed.safetensors holds a VGG16 inside an edge detector"):
+        build("edsr", perceptual_weights=caffe)
+
+
+def test_a_run_with_another_loss_is_not_resumed(tmp_path):
+    from parallel.chips import write_chips
+
+    from accel_geo import prepare_data
+
+    file = vgg_file(tmp_path / "vgg.safetensors")
+    other = vgg_file(tmp_path / "other.safetensors", {"features.14.bias": torch.zeros(256)})
+    options = {"task": "super_resolution", "cache": "memory", "scale": 2, "batch_size": 2}
+    data = prepare_data(write_chips(tmp_path / "set", "super_resolution", 4, size=32), **options)
+    run = {"lr": 1e-3, "cpu": True, "threads": 1, "output": tmp_path / "run"}
+
+    def row(**arguments):
+        return SuperResolution(data, **SMALL["edsr"], **arguments)
+
+    row(perceptual_weights=file, perceptual_factor=0.2).fit(1, **run)
+    stored = json.loads(next((tmp_path / "run/checkpoints").glob("step-*/training.json")).read_text())
+    assert stored["training_only"]["perceptual_factor"] == 0.2
+    for arguments, text in (
+        ({}, "perceptual_factor was 0.2, now None, perceptual_weights was VGG [0-9a-f]+, now None"),
+        (
+            {"perceptual_weights": other, "perceptual_factor": 0.2},
+            "perceptual_weights was VGG [0-9a-f]+, now VGG [0-9a-f]+",
+        ),
+        ({"perceptual_weights": file}, "perceptual_factor was 0.2, now 0.1"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            row(**arguments).fit(2, **run, resume=True)
+    moved = tmp_path / "moved.safetensors"
+    moved.write_bytes((tmp_path / "vgg.safetensors").read_bytes())
+    history = row(perceptual_weights=str(moved), perceptual_factor=0.2).fit(2, **run, resume=True)
+    assert [r["epoch"] for r in history if "loss" in r] == [0, 0, 1, 1]
+
+
 # Weights -------------------------------------------------------------------------------------------------------------
 
 
@@ -469,6 +519,26 @@ def test_a_chips_prediction_is_the_same_in_any_company(build, sampling):
     assert (alone[0]["image_hr"] >= -1e-9).all() and (alone[0]["image_hr"] <= 1 + 1e-9).all()
     single = model.float()(images)[2]["image_hr"]
     assert torch.allclose(single, alone[0]["image_hr"].float(), atol=1e-3)  # the same noise in another precision
+
+
+def test_sampling_can_be_changed_after_training(build, tmp_path):
+    images, targets = batch([(16, 16)] * 2)
+    model = steps(build("sr3"), images, targets).eval()
+    with torch.no_grad():
+        before = model(images)[0]["image_hr"]
+        model.set_sampling(sampling_type="ddpm", n_timestep_inference=3)
+        after = model(images)[0]["image_hr"]
+        again = SuperResolution.from_model(model.save(tmp_path / "model"))
+        assert not torch.equal(before, after) and torch.equal(again(images)[0]["image_hr"], after)
+    for wrong, allowed in (
+        ({"sampling_type": "euler"}, "one of ddim, ddpm"),
+        ({"n_timestep_inference": 0}, "at least 1"),
+        ({"schedule": "cosine"}, "it takes sampling_type"),
+    ):
+        with pytest.raises(ValueError, match=allowed):
+            model.set_sampling(**wrong)
+    with pytest.raises(ValueError, match="architecture='sr3'"):
+        build("edsr").set_sampling(sampling_seed=1)
 
 
 def test_dropout_is_keyed(build):

@@ -24,7 +24,7 @@ def test_pyramid(name):
     assert [f.shape[1:] for f in features] == [
         (c, 64 // s, 96 // s) for c, s in zip(backbone.channels, backbone.strides)
     ]
-    assert backbone.strides[-1] == 32 and backbone.get_submodule(backbone.first_conv).in_channels == 2
+    assert backbone.strides[-1] == 32 and backbone.get_submodule(backbone.input_convs[0]).in_channels == 2
     sum(feature.sum() for feature in features).backward()
     assert all(p.grad is not None for p in backbone.parameters())
 
