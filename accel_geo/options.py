@@ -328,7 +328,9 @@ def _in_world() -> bool:
 
 def _leave_world() -> None:
     if _in_world():
-        sys.modules["torch.distributed"].destroy_process_group()
+        distributed = sys.modules["torch.distributed"]
+        distributed.barrier()  # rank 0 may hold the store in which the others just say that they are done
+        distributed.destroy_process_group()
 
 
 def _explain(error: Exception) -> str:
