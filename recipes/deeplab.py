@@ -11,7 +11,8 @@
 The result does not depend on how many processes carry it out: --batch-size is that of all together.
 
 What to look at first, once it runs on your data: the report's pictures; then --epochs, --backbone and --weights default
-(pretrained on ImageNet), --chip-size (random crops of large chips), and --lr auto (a range test).
+(pretrained on ImageNet), --chip-size (random crops of large chips), and --lr auto (a range test). Fine outlines: --plus
+(DeepLabV3+), and --output-stride 8, which is slower.
 """
 
 from functools import partial

@@ -11,7 +11,8 @@
 The result does not depend on how many processes carry it out: --batch-size is that of all together.
 
 What to look at first, once it runs on your data: the report's pictures; then --epochs, --backbone and --weights default
-(pretrained on ImageNet), --chip-size (random crops of large chips), and --lr auto (a range test).
+(pretrained on ImageNet), --chip-size (random crops of large chips), and --lr auto (a range test). The default has a
+U-Net's decoder for fine outlines, --plain is the paper's network: dilated, its scores enlarged eight times.
 """
 
 from functools import partial

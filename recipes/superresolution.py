@@ -13,7 +13,8 @@ The result does not depend on how many processes carry it out: --batch-size is t
 
 What to look at first, once it runs on your data: the report's pictures, and PSNR beside that of bicubic interpolation;
 then --chip-size 192 (random crops of the sharp image), --epochs, and --scale. --architecture unet takes any --backbone;
---architecture sr3 is a diffusion model: sharper to the eye, lower in PSNR, and slow (--ema 0.999, and 100 times the steps).
+--architecture sr3 is a diffusion model: sharper to the eye, lower in PSNR, and slow (--ema 0.999, and 100 times the steps);
+how it samples can be changed after training, by the model's set_sampling.
 """
 
 from functools import partial
@@ -38,9 +39,11 @@ parser = Parser(
 add = parser.add_argument
 add("--architecture", choices=["edsr", "unet", "sr3"], help="of the network (default: edsr; unet with a --backbone)")
 add("--scale", type=int, metavar="N", help="how many times finer (default: as the sizes of pairs tell, else 4)")
-add("--perceptual-weights", metavar="PATH", help="torchvision's vgg16 or vgg19, for a perceptual loss (default: none)")
+add("--perceptual-weights", metavar="default|PATH", help="torchvision's vgg16, for a perceptual loss (default: none)")
 add("--perceptual-factor", type=float, default=0.1, metavar="X", help="weight of the perceptual loss (default: 0.1)")
-add("--sampling-type", choices=["ddim", "ddpm"], default="ddim", help="of sr3's predictions (default: ddim)")
+add("--noise-schedule", choices=["linear", "cosine"], help="of sr3's noise (default: linear)")
+add("--n-timestep", type=int, metavar="N", help="steps of sr3's noise schedule (default: 1000)")
+add("--sampling-type", choices=["ddim", "ddpm"], help="of sr3's predictions (default: ddim)")
 add("--n-timestep-inference", type=int, metavar="N", help="steps of a prediction of sr3 (default: 50; 5 with --smoke)")
 
 
@@ -54,14 +57,23 @@ def main(options: Options) -> None:
     # crops, flips and quarter turns in training. Sharp chips alone are made coarser by the mean of pixels.
     data = prepare_data(**options.for_data(), scale=options.scale)
 
+    # Of sr3 alone; what is not given is the model's.
+    diffusion = {
+        "schedule": options.noise_schedule,
+        "n_timestep": options.n_timestep,
+        "sampling_type": options.sampling_type,
+        "n_timestep_inference": options.n_timestep_inference
+        or (5 if options.smoke and options.architecture == "sr3" else None),
+    }
+    diffusion = {name: value for name, value in diffusion.items() if value is not None}
+
     # Model: bicubic interpolation, and a network that adds what it lacks; or diffusion conditioned on it.
     model = SuperResolution(
         data,
         architecture=options.architecture,
         perceptual_weights=options.perceptual_weights,
         perceptual_factor=options.perceptual_factor,
-        sampling_type=options.sampling_type,
-        n_timestep_inference=options.n_timestep_inference or (5 if options.smoke else 50),
+        **diffusion,
         **options.for_model(),
     )
     if options.freeze:

@@ -20,7 +20,8 @@ RECIPES = {
     "pspnetclassifier": "plain pyramid_sizes unet_aux_loss class_balancing focal_loss gamma dice_loss_fraction "
     "dice_loss_average",
     "singleshotdetector": "grids zooms ratios focal_loss",
-    "superresolution": "architecture scale perceptual_weights perceptual_factor sampling_type n_timestep_inference",
+    "superresolution": "architecture scale perceptual_weights perceptual_factor noise_schedule n_timestep sampling_type "
+    "n_timestep_inference",
     "unetclassifier": "class_balancing focal_loss gamma dice_loss_fraction dice_loss_average",
 }
 # Frozen: users' scripts and the checks of other people rely on these names. None: the recipe's.

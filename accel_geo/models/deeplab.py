@@ -15,7 +15,7 @@ RATES, AT_STRIDE = (6, 12, 18), 16  # dilations of the ASPP of the paper
 
 
 class DeepLab(PixelClassifier):
-    """DeepLabV3: a dilated backbone, atrous spatial pyramid pooling, class scores enlarged to full resolution.
+    """DeepLabV3 (Chen et al. 2017): a dilated backbone, atrous spatial pyramid pooling, scores enlarged to full resolution.
 
     With a ResNet and output_stride=8 it is torchvision's `deeplabv3_resnet50` and takes its weights, but for dropout,
     which it has none of. Image pooling leaves the cells beyond a chip's own size out.
@@ -25,7 +25,7 @@ class DeepLab(PixelClassifier):
         backbone: a torchvision or timm name, see nn/backbones.py.
         weights: None (random), "default" (pretrained backbone) or a path, see nn/weights.py.
         size: "full", or "small": a head of a quarter of the width.
-        plus: DeepLabV3+: refine the scores beside the feature map of stride 4.
+        plus: DeepLabV3+ (Chen et al. 2018): refine the scores beside the feature map of stride 4.
         aux_loss: also train a small head on the last feature map but one, weight 0.4.
         output_stride: of the dilated backbone: 16, or 8: finer and slower. The dilations of the ASPP follow it.
         keep_dilation: False leaves the backbone undilated, at its own stride: fast and coarse.
@@ -37,8 +37,8 @@ class DeepLab(PixelClassifier):
         dice_loss_average: "micro": Dice of all classes together; "macro": the mean over the classes of the batch.
 
     Raises:
-        ValueError: a backbone that is unknown or cannot be dilated, an unknown size or output_stride, a loss option that
-            is not allowed, or weights of another backbone.
+        ValueError: a backbone that is unknown or cannot be dilated, an unknown size or output_stride, an option that is
+            not allowed or has no effect, or weights of another backbone.
         FileNotFoundError: no such weights, or no download of them from here.
     """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class FeatureClassifier(GeoModel):
-    """A convolutional network, the average over its last feature map, and a linear head.
+    """A convolutional network, the average over its last feature map, and a linear head: by default a ResNet (He et al. 2016).
 
     Whether a chip has one label or several follows from the data (`spec.multilabel`): softmax and cross entropy, or
     sigmoid and binary cross entropy. Cells of the feature map beyond a chip's own size are left out of the average.

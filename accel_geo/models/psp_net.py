@@ -16,11 +16,11 @@ PYRAMID = (1, 2, 3, 6)
 
 
 class PSPNetClassifier(PixelClassifier):
-    """Pyramid pooling over the last feature map; then a U-Net's decoder, or the plain network of the paper.
+    """PSPNet (Zhao et al. 2017): pyramid pooling over the last feature map; then a U-Net's decoder, or the plain network.
 
-    Without `use_unet` the backbone is dilated to stride 8 and the class scores are enlarged eight times; with it the
-    backbone keeps its own strides and the decoder joins its finer feature maps. Pooling leaves the cells beyond a chip's
-    own size out. There is no dropout.
+    Without `use_unet` it is the network of the paper: the backbone is dilated to stride 8 and the class scores are
+    enlarged eight times. With it the backbone keeps its own strides and the decoder joins its finer feature maps. Pooling
+    leaves the cells beyond a chip's own size out. There is no dropout.
 
     Args:
         data: the data, or their DataSpec.
@@ -40,8 +40,8 @@ class PSPNetClassifier(PixelClassifier):
         dice_loss_average: "micro": Dice of all classes together; "macro": the mean over the classes of the batch.
 
     Raises:
-        ValueError: a backbone that is unknown or cannot be dilated, an unknown size, grids of less than one cell, a loss
-            option that is not allowed, or weights of another backbone.
+        ValueError: a backbone that is unknown or cannot be dilated, an unknown size, grids of less than one cell, an
+            option that is not allowed or has no effect, or weights of another backbone.
         FileNotFoundError: no such weights, or no download of them from here.
     """
 

@@ -10,7 +10,10 @@ from accel_geo.nn.decoders import UNET_WIDTHS, UnetDecoder
 
 
 class UnetClassifier(PixelClassifier):
-    """An encoder of any kind, and a decoder that joins its feature maps from the coarsest to full resolution.
+    """U-Net (Ronneberger et al. 2015): an encoder, and a decoder that joins its feature maps up to full resolution.
+
+    The encoder is of any kind, and may be pretrained; the decoder's convolutions pad and are normalised, where those of
+    the paper do neither.
 
     Args:
         data: the data, or their DataSpec.

@@ -47,7 +47,7 @@ def batch_count(n: int, batch_size: int) -> int:
 
 def epoch_length(chips: object) -> int:
     """Return the number of samples in an epoch of a split: its chips, each as often as its `times` say."""
-    return sum(getattr(chips, "times", None) or ()) or len(chips)
+    return sum(chips.times) if chips.times else len(chips)
 
 
 def check_cut(n: int, batch_size: int, accumulate: int, processes: int) -> None:
