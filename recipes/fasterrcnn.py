@@ -11,12 +11,13 @@
 The result does not depend on how many processes carry it out: --batch-size is that of all together.
 
 What to look at first, once it runs on your data: the report's pictures; then --epochs, --backbone and --weights default
-(pretrained on ImageNet), --chip-size (random crops of large chips), --soft-nms where objects stand close together, and
---lr auto (a range test).
+(pretrained on ImageNet), --anchor-sizes where objects are smaller than 32 px, at which --size full starts, --chip-size
+(random crops of large chips), --soft-nms where objects stand close together, and --lr auto (a range test).
 """
 
 from functools import partial
 
+from accel_geo.option_values import positive
 from accel_geo.options import Options, Parser, run
 
 parser = Parser(
@@ -32,6 +33,13 @@ parser = Parser(
     clip=5.0,
     # The built-in scenes are small: light networks learn them on a laptop within minutes.
     builtin={"epochs": 14, "lr": 2e-3, "backbone": "resnet18"},
+)
+parser.add_argument(
+    "--anchor-sizes",
+    type=positive,
+    nargs="+",
+    metavar="PX",
+    help="side of the anchors at each of the five levels (default: 32 to 512; 8 to 128 for --size small)",
 )
 parser.add_argument(
     "--soft-nms", action="store_true", help="lower the scores of overlapping detections, drop none (default: off)"
@@ -50,7 +58,7 @@ def main(options: Options) -> None:
 
     # Model: torchvision's, on a feature pyramid over any torchvision or timm backbone; --size small narrows its heads.
     # Its rpn_* and box_* parameters are arguments too, such as box_score_thresh=0.05 or box_detections_per_img=100.
-    model = FasterRCNN(data, soft_nms=options.soft_nms, **options.for_model())
+    model = FasterRCNN(data, anchor_sizes=options.anchor_sizes, soft_nms=options.soft_nms, **options.for_model())
     if options.freeze:
         model.freeze()
 

@@ -12,7 +12,8 @@ The result does not depend on how many processes carry it out: --batch-size is t
 
 What to look at first, once it runs on your data: the report's pictures; then --weights, default (a backbone pretrained
 on ImageNet) or the file of a published HED; --epochs, --chip-size (random crops of large chips), and --lr auto (a range
-test). --balance-over batch where many chips hold no edge at all.
+test). --balance-over batch where many chips hold no edge at all; --edge-tolerance says within how many pixels (3) an
+edge counts as found; --thin predicts lines one pixel wide.
 """
 
 from functools import partial
@@ -37,6 +38,7 @@ parser.add_argument(
     default="image",
     help="edges and the rest are balanced in each image, or in the batch (default: image)",
 )
+parser.add_argument("--thin", action="store_true", help="predict lines one pixel wide (default: off)")
 
 
 def main(options: Options) -> None:
@@ -50,7 +52,7 @@ def main(options: Options) -> None:
     data = prepare_data(**options.for_data())
 
     # Model: an edge map from each level of a torchvision or timm backbone, and their fusion; all of them are trained.
-    model = HEDEdgeDetector(data, balance_over=options.balance_over, **options.for_model())
+    model = HEDEdgeDetector(data, balance_over=options.balance_over, thin=options.thin, **options.for_model())
     if options.freeze:
         model.freeze()
 

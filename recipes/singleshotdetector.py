@@ -17,6 +17,7 @@ mobilenet_v2 the lightest) and --weights default (pretrained on ImageNet), --siz
 
 from functools import partial
 
+from accel_geo.option_values import between, positive
 from accel_geo.options import Options, Parser, run
 
 parser = Parser(
@@ -35,14 +36,21 @@ parser = Parser(
 )
 parser.add_argument(
     "--grids",
-    type=int,
+    type=positive,
     nargs="+",
     metavar="N",
     help="cells of anchors along a chip (default: anchors fitted to the boxes)",
 )
-parser.add_argument("--zooms", type=float, nargs="+", default=[1.0], metavar="X", help="of each anchor (default: 1)")
 parser.add_argument(
-    "--ratios", type=float, nargs="+", default=[1.0], metavar="R", help="width / height of each anchor (default: 1)"
+    "--zooms", type=between(0), nargs="+", default=[1.0], metavar="X", help="of each anchor (default: 1)"
+)
+parser.add_argument(
+    "--ratios",
+    type=between(0),
+    nargs="+",
+    default=[1.0],
+    metavar="R",
+    help="width / height of the anchors (default: 1)",
 )
 parser.add_argument(
     "--focal-loss", action="store_true", help="focal loss instead of the hardest negatives (default: off)"

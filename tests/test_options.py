@@ -11,12 +11,12 @@ from accel_geo.options import Options, Parser
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 RECIPES = {
-    "bdcnedgedetector": "balance_over",
+    "bdcnedgedetector": "balance_over thin",
     "deeplab": "plus no_aux_loss output_stride class_balancing focal_loss gamma dice_loss_fraction dice_loss_average",
-    "fasterrcnn": "soft_nms",
+    "fasterrcnn": "anchor_sizes soft_nms",
     "featureclassifier": "label_smoothing class_balancing mixup oversample",
-    "hededgedetector": "balance_over",
-    "maskrcnn": None,
+    "hededgedetector": "balance_over thin",
+    "maskrcnn": "anchor_sizes soft_nms",
     "pspnetclassifier": "plain pyramid_sizes unet_aux_loss class_balancing focal_loss gamma dice_loss_fraction "
     "dice_loss_average",
     "singleshotdetector": "grids zooms ratios focal_loss",
@@ -185,3 +185,19 @@ def test_recipes_name_the_models_that_learn_what_the_data_hold(shared, monkeypat
     said = capsys.readouterr().err
     assert "It is in the format Labeled_Tiles (classification)" in said
     assert said.rstrip().endswith("Models for such data: FeatureClassifier")
+
+
+@pytest.mark.parametrize(
+    "name, option, value, allowed",
+    [
+        ("singleshotdetector", "--grids", "0", "at least 1"),
+        ("singleshotdetector", "--zooms", "0", "above 0"),
+        ("singleshotdetector", "--ratios", "-2", "above 0"),
+        ("maskrcnn", "--anchor-sizes", "0", "at least 1"),
+        ("fasterrcnn", "--anchor-sizes", "-8", "at least 1"),
+    ],
+)
+def test_anchors_of_impossible_shapes_are_refused(name, option, value, allowed, capsys):
+    with pytest.raises(SystemExit) as end:
+        recipe(name).parse([option, "1", value])
+    assert end.value.code == 2 and f"argument {option}: {value} must be {allowed}" in capsys.readouterr().err

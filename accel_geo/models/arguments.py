@@ -1,9 +1,10 @@
 """Rules for the arguments of models: what each may be, checked before anything is built or trained."""
 
+import difflib
 import inspect
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 
@@ -46,6 +47,29 @@ def check_used(model: object, needs: dict[str, tuple[bool, str]]) -> None:
         value, default = model.arguments[name], plain(parameters[name].default)
         if not met and value != default:
             raise ValueError(f"{name}={value!r} has no effect here, as it needs {needed}; leave one out, or give both")
+
+
+def check_names(model: type, given: Iterable[str]) -> None:
+    """Refuse the first keyword argument that a model does not have.
+
+    Raises:
+        TypeError: names the argument, where it belongs or what is near, and those that the model has.
+    """
+    parameters = inspect.signature(model.__init__).parameters.values()
+    known = [p.name for p in parameters if p.name not in ("self", "data")]
+    unknown = [] if any(p.kind is p.VAR_KEYWORD for p in parameters) else [name for name in given if name not in known]
+    if not unknown:
+        return
+    from accel_geo.engine import loop
+    from accel_geo.prepare import prepare_data
+
+    name, hint = unknown[0], ""
+    for verb, functions in (("prepare_data", [prepare_data]), ("fit", [model.fit, loop.fit])):
+        if any(name in inspect.signature(function).parameters for function in functions):
+            hint += f"; it is one of {verb}"
+    if not hint and (near := difflib.get_close_matches(name, known, n=1, cutoff=0.65)):
+        hint = f"; the nearest is {near[0]}"
+    raise TypeError(f"{model.__name__} has no argument {name}{hint}. Its arguments are {', '.join(known)}")
 
 
 def plain(value: object) -> object:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from accel_geo.data.spec import DataSpec
 from accel_geo.models import models_for
 from accel_geo.models.agreement import check_data, read_like
-from accel_geo.models.arguments import NAME, SIZE, Rule, check, plain
+from accel_geo.models.arguments import NAME, SIZE, Rule, check, check_names, plain
+from accel_geo.nn.backbones import torchvision_names
 from accel_geo.parallel import keys
 from accel_geo.parallel.reduction import Loss, is_main
 
@@ -22,15 +23,19 @@ if TYPE_CHECKING:
     from accel_geo.prepare import GeoData
 
 
-class _Seeded(type):
-    """Draws initial weights by the data's seed, so that they do not depend on the process or on what was drawn before."""
+class _Row(type):
+    """Refuses arguments that a model does not have.
+
+    Draws initial weights by the data's seed, so that they do not depend on the process or on what was drawn before.
+    """
 
     def __call__(cls, data: object, *args: object, **kwargs: object) -> "GeoModel":
+        check_names(cls, kwargs)
         with keys.scope(getattr(data, "seed", 42), "weights"):
             return super().__call__(data, *args, **kwargs)
 
 
-class GeoModel(nn.Module, metaclass=_Seeded):
+class GeoModel(nn.Module, metaclass=_Row):
     """A network for one task, built from a DataSpec: `forward(images, targets=None)` gives losses or predictions.
 
     In training `forward` returns a dict of `Loss` terms, each a total and a count; in evaluation a list with one
@@ -112,6 +117,11 @@ class GeoModel(nn.Module, metaclass=_Seeded):
             targets: one for each image, needed in training.
         """
         raise TypeError(f"{type(self).__name__} must define forward(images, targets=None)")
+
+    @staticmethod
+    def backbones() -> list[str]:
+        """Return the names of torchvision's networks that fit as backbones; timm's convolutional networks do as well."""
+        return torchvision_names()
 
     def backbone_modules(self) -> list[nn.Module]:
         """Return the modules that `freeze` freezes."""
@@ -203,8 +213,13 @@ class GeoModel(nn.Module, metaclass=_Seeded):
                 DataSpec says, or a list of such.
 
         Returns:
-            For each a dict of tensors on the CPU, keys by task: `scores` [K] (classification), `mask` [H, W] and
-            `scores` (semantic), `boxes`, `labels` 1..K, `scores`, `masks` (instances).
+            For each a dict of tensors on the CPU, keys by task:
+            classification: `scores` [K].
+            detection: `boxes` [N, 4], `labels` [N] 1..K, `scores` [N], best first; instances: `masks` bool [N, H, W] too.
+            semantic: `mask` [H, W], `scores` [K + 1, H, W], background first.
+            edges: `edges` [H, W], probabilities.
+            super_resolution: `image_hr` [C, sH, sW] of a scale s, scaled as the image.
+            panoptic: `segment_ids` [H, W], and `segments`, a list of {id, label, isthing, score}.
         """
         if isinstance(source, list | tuple):
             return [self.predict(item) for item in source]

@@ -10,13 +10,18 @@ import numpy as np
 from torch import Tensor
 
 from accel_geo.tasks import coco
-from accel_geo.tasks.base import Metrics, Task, array, check_labels, counted
+from accel_geo.tasks.base import Metrics, Task, array, check_labels, counted, show
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from accel_geo.data.spec import DataSpec
 
+RANGES = {
+    "small": "all below 32² px",
+    "medium": "all of 32² to 96² px",
+    "large": "all above 96² px",
+}  # areas of objects
 DRAWN_SCORE = 0.5  # detections below it clutter a picture
 
 
@@ -24,7 +29,7 @@ class Detection(Task):
     """COCO's average precision of boxes.
 
     `map` is the mean over IoU thresholds 0.50:0.95 and classes with truth, `map50` (the monitor) and `map75` at one
-    threshold, `map_small`, `map_medium`, `map_large` by area of the object; `ap` and `ap50` per class.
+    threshold, `map_small`, `map_medium`, `map_large` by area of the object; `ap`, `ap50` and `ap75` per class.
 
     Attributes:
         kind: what `map` and `ap` compare: "bbox" or "segm".
@@ -33,8 +38,8 @@ class Detection(Task):
     name = "detection"
     monitor = "map50"
     kind = "bbox"
-    columns = {"ap": "AP", "ap50": "AP50", "support": "objects"}
-    totals = {"ap": "map", "ap50": "map50"}
+    columns = {"ap": "AP", "ap50": "AP50", "ap75": "AP75", "support": "objects"}
+    totals = {"ap": "map", "ap50": "map50", "ap75": "map75"}
 
     def record(self, spec: DataSpec, prediction: dict, target: dict, file: str) -> dict:
         """Return the record of one chip.
@@ -99,8 +104,15 @@ class Detection(Task):
             **{f"map_{area}": coco.mean_precision(values, area=area) for area in coco.AREAS[1:]},
             "ap": [coco.mean_precision(values, label=label) for label in labels],
             "ap50": [coco.mean_precision(values, iou=0.5, label=label) for label in labels],
+            "ap75": [coco.mean_precision(values, iou=0.75, label=label) for label in labels],
             "support": [objects[value] for value in spec.class_values],
         }
+
+    def extra_rows(self, metrics: Metrics) -> list[list[str]]:
+        """Return a row for each range of areas that any object lies in."""
+        found = {text: metrics[f"map_{area}"] for area, text in RANGES.items()}
+        blank = [""] * (len(self.columns) - 1)
+        return [[text, show(value), *blank] for text, value in found.items() if value is not None]
 
     def charts(self, spec: DataSpec, records: Iterable[dict]) -> list[tuple[str, bytes]]:
         """Return the curves of precision over recall of each class with truth, at an IoU of 0.5."""

@@ -18,8 +18,8 @@ class Instances(Detection):
 
     name = "instances"
     kind = "segm"
-    columns = {"ap": "AP", "ap50": "AP50", "box_ap50": "box AP50", "support": "objects"}
-    totals = {"ap": "map", "ap50": "map50", "box_ap50": "box_map50"}
+    columns = {"ap": "AP", "ap50": "AP50", "ap75": "AP75", "box_ap50": "box AP50", "support": "objects"}
+    totals = {"ap": "map", "ap50": "map50", "ap75": "map75", "box_ap50": "box_map50"}
 
     def objects(self, spec: DataSpec, labels: dict, chosen: Sequence[int], size: tuple[int, int]) -> list[dict]:
         """Return the chosen objects with their masks as run lengths; see `Detection.objects`."""
@@ -36,5 +36,6 @@ class Instances(Detection):
         return super().metrics(spec, records) | {
             "box_map": coco.mean_precision(boxes),
             "box_map50": coco.mean_precision(boxes, iou=0.5),
+            "box_map75": coco.mean_precision(boxes, iou=0.75),
             "box_ap50": [coco.mean_precision(boxes, iou=0.5, label=label) for label in labels],
         }

@@ -19,7 +19,11 @@ def same_as_pycocotools(spec, records):
     for name, expected in zip(SCALARS, stats):
         assert close(metrics[name], expected), name
     for k in range(len(spec.classes)):
-        for key, values in (("ap", precision[:, :, k, 0]), ("ap50", precision[0, :, k, 0])):
+        for key, values in (
+            ("ap", precision[:, :, k, 0]),
+            ("ap50", precision[0, :, k, 0]),
+            ("ap75", precision[5, :, k, 0]),
+        ):
             assert close(metrics[key][k], values[values > -1].mean() if (values > -1).any() else -1)
     return metrics
 
@@ -45,7 +49,8 @@ def test_nothing_on_one_side(truths, found, make_spec, make_target, objects, cap
     metrics = same_as_pycocotools(spec, [TASK.record(spec, prediction, target, "0.tif")])
     assert metrics["map50"] == (0.0 if truths else None) and sum(metrics["support"]) == truths
     header, rows = TASK.table(spec, metrics)
-    assert [row[0] for row in rows] == [*spec.classes, "all"] and {len(row) for row in rows} == {len(header)}
+    small = ["all below 32² px"] if truths else []
+    assert [row[0] for row in rows] == [*spec.classes, *small, "all"] and {len(row) for row in rows} == {len(header)}
     assert capsys.readouterr().out == ""
 
 

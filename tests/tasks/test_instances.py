@@ -33,7 +33,11 @@ def test_equals_pycocotools(seed, size, make_spec, make_target, objects):
     for name, expected in zip(SCALARS, stats):
         assert close(metrics[name], expected), name
     for k in range(4):
-        for key, values in (("ap", precision[:, :, k, 0]), ("ap50", precision[0, :, k, 0])):
+        for key, values in (
+            ("ap", precision[:, :, k, 0]),
+            ("ap50", precision[0, :, k, 0]),
+            ("ap75", precision[5, :, k, 0]),
+        ):
             assert close(metrics[key][k], values[values > -1].mean() if (values > -1).any() else -1)
     assert metrics["ap"][3] is None and metrics["support"][3] == 0
     stats, precision = reference(spec, records, "bbox")
@@ -102,9 +106,11 @@ def test_two_processes_equal_one_and_pycocotools(tmp_path, make_spec, make_targe
     boxes, box_precision = reference(spec, main["records"], "bbox")
     assert metrics["box_map"] == pytest.approx(boxes[0], abs=1e-9)
     assert metrics["box_map50"] == pytest.approx(boxes[1], abs=1e-9)
+    assert metrics["box_map75"] == pytest.approx(boxes[2], abs=1e-9)
     for key, values in (
         ("ap", precision[..., 0].mean((0, 1))),
         ("ap50", precision[0, ..., 0].mean(0)),
+        ("ap75", precision[5, ..., 0].mean(0)),
         ("box_ap50", box_precision[0, ..., 0].mean(0)),
     ):
         assert (values > 0).all() and metrics[key] == pytest.approx(values.tolist(), abs=1e-9)
@@ -120,7 +126,7 @@ def test_truth_against_itself_is_perfect(make_spec, make_target, objects):
         truth = objects(rng, 5, 3)
         records.append(TASK.record(spec, truth | {"scores": torch.ones(5)}, make_target(image_id, **truth), "x"))
     metrics = TASK.metrics(spec, records)
-    for name in ("map", "map50", "map75", "box_map", "box_map50"):
+    for name in ("map", "map50", "map75", "box_map", "box_map50", "box_map75"):
         assert metrics[name] == pytest.approx(1, abs=1e-12)
 
 
@@ -132,7 +138,7 @@ def test_nothing_on_one_side(truths, found, make_spec, make_target, objects, cap
     metrics = TASK.metrics(spec, [TASK.record(spec, prediction, target, "0.tif")])
     assert metrics["map50"] == (0.0 if truths else None)
     assert sum(metrics["support"]) == truths
-    assert len(TASK.table(spec, metrics)[1]) == 4
+    assert len(TASK.table(spec, metrics)[1]) == (5 if truths else 4)
     assert capsys.readouterr().out == ""
 
 
