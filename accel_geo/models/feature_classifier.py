@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from accel_geo.models.arguments import FLAG, NOT_NEGATIVE, list_of, number, or_none
 from accel_geo.models.base import GeoModel
-from accel_geo.nn.backbones import build_backbone, pad_to_multiple, pretrained_state, torchvision_names, use_levels
+from accel_geo.models.confusion import PlotsConfusion
+from accel_geo.nn.backbones import build_backbone, pad_to_multiple, pretrained_state, use_levels
 from accel_geo.nn.losses import label_binary_cross_entropy, label_count, label_cross_entropy
 from accel_geo.nn.weights import load_weights
 from accel_geo.parallel.reduction import Loss
@@ -18,10 +19,8 @@ from accel_geo.parallel.reduction import Loss
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from accel_geo.engine.evaluation import Evaluation
 
-
-class FeatureClassifier(GeoModel):
+class FeatureClassifier(PlotsConfusion, GeoModel):
     """A convolutional network, the average over its last feature map, and a linear head: by default a ResNet (He et al. 2016).
 
     Whether a chip has one label or several follows from the data (`spec.multilabel`): softmax and cross entropy, or
@@ -89,11 +88,6 @@ class FeatureClassifier(GeoModel):
                 classes=self.spec.classes,
                 default=lambda: pretrained_state(backbone),
             )
-
-    @staticmethod
-    def backbones() -> list[str]:
-        """Return the names of torchvision's backbones; timm's convolutional networks are allowed as well."""
-        return torchvision_names()
 
     def loss_counts(self, targets: list[dict]) -> dict[str, float]:
         """Return the count of each loss term, known from the targets alone."""
@@ -182,12 +176,15 @@ class FeatureClassifier(GeoModel):
         Args:
             rows: chips.
             path: also write the picture there.
+
+        Raises:
+            ValueError: there are no validation chips, or no rows.
         """
         from accel_geo.engine.publish import interesting
         from accel_geo.parallel.order import Request
         from accel_geo.report import charts, pictures
 
-        data, drawn = self._data("plot_grad_cam"), []
+        data, drawn = self._validated("plot_grad_cam", rows), []
         for index in interesting(data.valid, rows):
             sample = data.valid[Request(index)]
             image, scores = sample["image"], self.predict(sample["image"])["scores"]
@@ -207,39 +204,20 @@ class FeatureClassifier(GeoModel):
         Args:
             rows: rows of four chips.
             path: also write the picture there.
+
+        Raises:
+            ValueError: there are no validation chips, none with labels, or no rows.
         """
         from accel_geo.parallel.order import Request
 
-        data, found = self._data("plot_hard_examples"), self._evaluation()
+        data = self._validated("plot_hard_examples", rows)
         places = {image_id: index for index, image_id in enumerate(data.valid.ids)}
-        hardest = data.task.hardest(self.spec, found.records, 4 * rows)
+        hardest = data.task.hardest(self.spec, self._evaluation("plot_hard_examples").records, 4 * rows)
+        if not hardest:
+            raise ValueError("plot_hard_examples: no validation chip can be read and has labels that count")
         samples = [data.valid[Request(places[image_id])] for image_id in hardest]
         images, files = [sample.pop("image") for sample in samples], [data.file(image_id) for image_id in hardest]
         return _written(data.task.figure(self.spec, images, samples, self.predict(images), files), path)
-
-    def plot_confusion_matrix(self, path: str | os.PathLike | None = None) -> "Figure":
-        """Draw how often each class was taken for which, over the validation chips.
-
-        Args:
-            path: also write the picture there.
-
-        Raises:
-            ValueError: chips have several labels.
-        """
-        from accel_geo.report.charts import confusion_matrix
-
-        if self.spec.multilabel:
-            raise ValueError(
-                "chips with several labels have no confusion matrix; evaluate() gives precision and recall"
-            )
-        task = self._data("plot_confusion_matrix").task
-        counts = task.confusion(self.spec, self._evaluation().records)
-        return _written(confusion_matrix(counts, self.spec.classes), path)
-
-    def _evaluation(self) -> "Evaluation":
-        from accel_geo.engine.evaluation import evaluate
-
-        return evaluate(self, self.data.valid, self.data.task, device=self.pixel_mean.device, distributed=False)
 
 
 def _written(figure: "Figure", path: str | os.PathLike | None) -> "Figure":

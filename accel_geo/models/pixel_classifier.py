@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from accel_geo.models.arguments import FLAG, NOT_NEGATIVE, SHARE, Rule, check_used, list_of, or_none
 from accel_geo.models.base import GeoModel
-from accel_geo.nn.backbones import pad_to_multiple, pretrained_state, torchvision_names
+from accel_geo.models.confusion import PlotsConfusion
+from accel_geo.nn.backbones import pad_to_multiple, pretrained_state
 from accel_geo.nn.losses import PixelLoss
 from accel_geo.nn.weights import load_weights
 from accel_geo.parallel.reduction import Loss
@@ -16,7 +17,7 @@ from accel_geo.parallel.reduction import Loss
 AUXILIARY_WEIGHT = 0.4
 
 
-class PixelClassifier(GeoModel):
+class PixelClassifier(PlotsConfusion, GeoModel):
     """A network with class scores for each pixel: a channel for background and one for each class.
 
     Where the labels are sparse (`spec.ignore_background`) background is neither trained nor predicted. A subclass builds
@@ -84,11 +85,6 @@ class PixelClassifier(GeoModel):
         self.aux_classifier = None
         loss = {name: self.arguments[name] for name in loss}
         self.loss = PixelLoss(self.outputs, **loss, ignore_background=self.spec.ignore_background)
-
-    @staticmethod
-    def backbones() -> list[str]:
-        """Return the names of torchvision's backbones; timm's convolutional networks are allowed as well."""
-        return torchvision_names()
 
     def class_scores(self, images: Tensor, sizes: list[tuple[int, int]]) -> list[Tensor]:
         """Return class scores [B, K + 1, h, w] at any resolution, the network's own first, in training auxiliary ones.
