@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -237,11 +238,14 @@ class GeoModel(nn.Module, metaclass=_Row):
         Args:
             rows: chips.
             path: also write the picture there.
+
+        Raises:
+            ValueError: there are no validation chips, or no rows.
         """
         from accel_geo.engine.publish import interesting
         from accel_geo.parallel.order import Request
 
-        data = self._data("show_results")
+        data = self._validated("show_results", rows)
         samples = [data.valid[Request(i)] for i in interesting(data.valid, rows)]
         images = [sample.pop("image") for sample in samples]
         files = [data.file(sample["image_id"]) for sample in samples]
@@ -368,6 +372,18 @@ class GeoModel(nn.Module, metaclass=_Row):
         if self.data is None:
             raise ValueError(f"{verb} needs data: build the model from prepare_data(...), or from_model(path, data)")
         return self.data
+
+    def _validated(self, verb: str, rows: int = 1) -> "GeoData":
+        # The data of a verb that draws so many rows of validation chips.
+        data = self._data(verb)
+        if not isinstance(rows, Integral) or rows < 1:
+            raise ValueError(f"{verb}: rows={rows!r} must be a whole number of at least 1")
+        if not len(data.valid):
+            raise ValueError(
+                f"{verb} draws validation chips, and there are none: give prepare_data a val_split above 0, valid_match or "
+                "valid_path"
+            )
+        return data
 
 
 def _described(value: object) -> str:

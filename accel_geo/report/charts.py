@@ -10,9 +10,11 @@ import numpy as np
 from accel_geo.report.pictures import TEXT, caption, colours, grid, new_figure, plain, show_image
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_NAMED = 16  # lines in a legend
+MOST_ACROSS = 5  # matrices side by side
 
 
 def precision_recall(
@@ -51,20 +53,37 @@ def precision_recall(
 
 def confusion_matrix(counts: np.ndarray | Sequence, names: Sequence[str]) -> Figure:
     """Return a figure of counts [K, K], rows truth and columns prediction, shaded by the share of the row."""
-    counts = np.asarray(counts, dtype=np.float64)
-    k, shown = len(names), [plain(name) for name in names]
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    k = len(names)
     cell = 0.62 if k <= 8 else 0.42 if k <= 20 else 0.22
     margin = 0.4 + 0.07 * max((len(name) for name in names), default=1)
     figure = new_figure(k * cell + margin + 0.4, k * cell + margin + 0.5)
     width, height = figure.get_size_inches()
     axes = figure.add_axes((margin / width, margin / height, k * cell / width, k * cell / height))
+    _draw_confusion(axes, counts, [plain(name) for name in names])
+    axes.set_title("share of the truth, in per cent", fontsize=TEXT)
+    return figure
+
+
+def binary_confusions(counts: np.ndarray, names: Sequence[str]) -> Figure:
+    """Return a figure of counts [K, 2, 2], a matrix for each class: rows truth, columns prediction, without and with it."""
+    columns = min(max(len(names), 1), MOST_ACROSS)
+    figure = new_figure(1.9 * columns, 1.9 * -(-len(names) // columns))
+    figure.set_layout_engine("constrained")
+    for number, (matrix, name) in enumerate(zip(counts, names), 1):
+        axes = figure.add_subplot(-(-len(names) // columns), columns, number)
+        _draw_confusion(axes, matrix, ["without", "with"])
+        axes.set_title(plain(name), fontsize=TEXT)
+    return figure
+
+
+def _draw_confusion(axes: Axes, counts: np.ndarray | Sequence, names: Sequence[str]) -> None:
+    counts, k = np.asarray(counts, dtype=np.float64), len(names)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(k), shown, rotation=90 if k > 3 else 0, fontsize=TEXT - 1)
-    axes.set_yticks(range(k), shown, fontsize=TEXT - 1)
+    axes.set_xticks(range(k), names, rotation=90 if k > 3 else 0, fontsize=TEXT - 1)
+    axes.set_yticks(range(k), names, fontsize=TEXT - 1)
     axes.set_xlabel("prediction", fontsize=TEXT)
     axes.set_ylabel("truth", fontsize=TEXT)
-    axes.set_title("share of the truth, in per cent", fontsize=TEXT)
     axes.tick_params(length=0)
     if k <= 20:
         for row, column in np.argwhere(counts > 0):
@@ -79,7 +98,6 @@ def confusion_matrix(counts: np.ndarray | Sequence, names: Sequence[str]) -> Fig
                 fontsize=TEXT - 1 if k <= 8 else TEXT - 3,
                 color="white" if share > 0.55 else "#222222",
             )
-    return figure
 
 
 def heat_maps(rows: Sequence[Sequence[tuple[np.ndarray, np.ndarray | None, str, str]]]) -> Figure:

@@ -12,6 +12,7 @@ from accel_geo.tasks.base import Metrics, Task, array, class_scores, counted, me
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from accel_geo.data.spec import DataSpec
 
@@ -59,7 +60,12 @@ class Classification(Task):
         return record | {"prediction": {key: predicted, "scores": shown}, "truth": {key: truth}}
 
     def confusion(self, spec: DataSpec, records: Iterable[dict]) -> np.ndarray:
-        """Return the chip counts [K, K] of single-label records: rows truth, columns prediction."""
+        """Return the chip counts [K, K]: rows truth, columns prediction; multi-label [K, 2, 2]: without and with a class."""
+        if spec.multilabel:
+            records = counted(records)
+            truth, predicted = (self._indicators(spec, records, key) for key in ("truth", "prediction"))
+            cells = 2 * truth + predicted
+            return np.stack([(cells == cell).sum(0) for cell in range(4)], -1).reshape(-1, 2, 2)
         index = {value: i for i, value in enumerate(spec.class_values)}
         total = np.zeros((len(index),) * 2, dtype=np.int64)
         for record in counted(records):
@@ -96,13 +102,17 @@ class Classification(Task):
         return np.array(rows, dtype=bool).reshape(len(records), len(spec.class_values))
 
     def charts(self, spec: DataSpec, records: Iterable[dict]) -> list[tuple[str, bytes]]:
-        """Return the confusion matrix of chips; multi-label data have none."""
-        from accel_geo.report.charts import confusion_matrix
+        """Return the confusion matrix of chips, or one for each class."""
         from accel_geo.report.pictures import to_png
 
-        if spec.multilabel:
-            return []
-        return [("Confusion of chips", to_png(confusion_matrix(self.confusion(spec, records), spec.classes)))]
+        return [("Confusion of chips", to_png(self.confusion_figure(spec, self.confusion(spec, records))))]
+
+    def confusion_figure(self, spec: DataSpec, counts: np.ndarray) -> Figure:
+        """Return a figure of what `confusion` counts."""
+        from accel_geo.report import charts
+
+        draw = charts.binary_confusions if spec.multilabel else charts.confusion_matrix
+        return draw(counts, spec.classes)
 
     def hardest(self, spec: DataSpec, records: Iterable[dict], count: int) -> list[int]:
         """Return the image_ids of the chips with the highest loss, where their true classes have the lowest scores."""

@@ -14,6 +14,7 @@ from accel_geo.tasks.base import Metrics, Task, array, check_labels, class_score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from accel_geo.data.spec import DataSpec
 
@@ -101,11 +102,15 @@ class Semantic(Task):
 
     def charts(self, spec: DataSpec, records: Iterable[dict]) -> list[tuple[str, bytes]]:
         """Return the confusion matrix of pixels."""
-        from accel_geo.report.charts import confusion_matrix
         from accel_geo.report.pictures import to_png
 
-        total = self.confusion(spec, records)
-        return [("Confusion of pixels", to_png(confusion_matrix(total, ("background", *spec.classes))))]
+        return [("Confusion of pixels", to_png(self.confusion_figure(spec, self.confusion(spec, records))))]
+
+    def confusion_figure(self, spec: DataSpec, counts: np.ndarray) -> Figure:
+        """Return a figure of what `confusion` counts."""
+        from accel_geo.report.charts import confusion_matrix
+
+        return confusion_matrix(counts, ("background", *spec.classes))
 
     def legend(self, spec: DataSpec) -> list[tuple[str, tuple]]:
         """Return the classes and the grey of ignored pixels."""

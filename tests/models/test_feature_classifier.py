@@ -204,7 +204,7 @@ def test_hard_examples_are_those_of_the_highest_loss(trained):
     for i in range(len(data.valid)):
         sample = data.valid[i]
         losses[sample["image_id"]] = -float(model.predict(sample["image"])["scores"][sample["label"]].log())
-    hardest = data.task.hardest(data.spec, model._evaluation().records, 5)
+    hardest = data.task.hardest(data.spec, model._evaluation("").records, 5)
     assert [losses[i] for i in hardest] == pytest.approx(sorted(losses.values(), reverse=True)[:5], rel=1e-4)
 
 
@@ -218,6 +218,22 @@ def test_a_run_with_other_mixing_is_not_resumed(trained):
             other.fit(1, lr=1e-3, cpu=True, max_steps=2, output=run, resume=True)
 
 
-def test_several_labels_have_no_confusion_matrix(networks):
-    with pytest.raises(ValueError, match="no confusion matrix"):
-        networks.build("FeatureClassifier", changes={"multilabel": True}).plot_confusion_matrix()
+def test_pictures_of_nothing_are_refused(trained):
+    model, _ = trained
+    for draw in (model.plot_grad_cam, model.plot_hard_examples, model.show_results):
+        with pytest.raises(ValueError, match=f"{draw.__name__}: rows=0 must be a whole number of at least 1"):
+            draw(0)
+    without = prepare_data(model.data.path, cache="memory", val_split=0)
+    unvalidated = FeatureClassifier(without, backbone="resnet18", size="small")
+    for name in ("plot_grad_cam", "plot_hard_examples", "plot_confusion_matrix", "show_results"):
+        with pytest.raises(ValueError, match=f"{name} draws validation chips, and there are none: .*val_split above 0"):
+            getattr(unvalidated, name)()
+
+
+def test_chips_without_labels_are_no_picture(trained, monkeypatch):
+    model, _ = trained
+    records = [{**record, "truth": None} for record in model._evaluation("").records]
+    monkeypatch.setattr(model, "_evaluation", lambda verb: SimpleNamespace(records=records))
+    for draw in (model.plot_hard_examples, model.plot_confusion_matrix):
+        with pytest.raises(ValueError, match=f"{draw.__name__}: no validation chip can be read and has labels"):
+            draw()

@@ -6,7 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, fbeta_score, precision_score, recall_score
+from sklearn.metrics import (
+    accuracy_score,
+    confusion_matrix,
+    f1_score,
+    fbeta_score,
+    multilabel_confusion_matrix,
+    precision_score,
+    recall_score,
+)
 
 from accel_geo.tasks import TASKS
 
@@ -72,6 +80,7 @@ def test_multi_label_equals_scikit_learn(seed, n, classes, kind, make_spec, make
     same([metrics["fbeta"]], [fbeta_score(truth, predicted, beta=2, average="micro", zero_division=np.nan)])
     same([metrics["f1_macro"]], [f1_score(truth, predicted, average="macro", zero_division=np.nan)])
     assert metrics["support"] == truth.sum(0).tolist()
+    assert (TASK.confusion(spec, records) == multilabel_confusion_matrix(truth, predicted)).all()
     assert TASK.monitor_for(spec) in metrics
 
 
@@ -90,6 +99,23 @@ def test_order_json_and_ignored_chips_change_nothing(multilabel, make_spec, make
     random.Random(0).shuffle(sent)
     assert TASK.metrics(spec, sent) == TASK.metrics(spec, records)
     assert [entry["image_id"] for entry in TASK.predictions(sent)] == [0, 5, 7, 10, 15, 20, 25, 30, 35, 40]
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_confusion_is_drawn(multilabel, make_spec, make_target):
+    spec = make_spec("classification", multilabel=multilabel)
+    truth = torch.eye(3)[[0, 1, 1, 2]] if multilabel else [0, 1, 1, 2]
+    records = records_of(spec, np.eye(3)[[0, 1, 2, 2]], truth, make_target)
+    counts = TASK.confusion(spec, records)
+    figure = TASK.confusion_figure(spec, counts)
+    assert [axes.get_title() for axes in figure.axes][-1] == (
+        "tree" if multilabel else "share of the truth, in per cent"
+    )
+    assert len(figure.axes) == (3 if multilabel else 1)
+    (road,) = counts[1:2]
+    assert road.tolist() == ([[2, 0], [1, 1]] if multilabel else [0, 1, 1])
+    ((caption, png),) = TASK.charts(spec, records)
+    assert caption == "Confusion of chips" and png.startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("multilabel", [False, True])
