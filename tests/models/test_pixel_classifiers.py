@@ -226,25 +226,3 @@ def test_bfloat16(make, batch, kind):
 def test_wrong_arguments(make, kind, options, message):
     with pytest.raises(ValueError, match=message):
         make(kind, **options)
-
-
-@main
-def test_listed_backbones_fit(make, kind):
-    names = KINDS[kind][0].backbones()
-    assert {"resnet50", "mobilenet_v2", "densenet121", "vgg16"} <= set(names)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["unet", "deeplab plus", "psp unet"])
-def test_learns_four_chips_by_heart(kind):
-    """The loss, the targets and the network belong together: each class of four drawn chips is found again."""
-    from accel_geo import prepare_data
-    from accel_geo.data.scenes import builtin
-
-    path = builtin("semantic", smoke=True)
-    data = prepare_data(path, task="semantic", limit=4, val_split=0, transforms=False, batch_size=4, cache="memory")
-    build, options = KINDS[kind]
-    model = build(data, backbone="resnet18", class_balancing=True, **options)
-    model.fit(epochs=200, lr=3e-3, eval_every=200, save_every=200, cpu=True, threads=1)
-    metrics = model.evaluate(split="train")
-    assert metrics["miou"] > 0.95 and min(metrics["iou"]) > 0.85
