@@ -163,6 +163,41 @@ def test_timm_backbone(networks, row):
     check_trains(model, *networks.batch(row, [(64, 64)] * 2, bands=4))
 
 
+def check_backbones(networks, row, names):
+    """Each builds a network that predicts from four bands."""
+    images, _ = networks.batch(row, [(64, 64)], bands=4)
+    for name in names:
+        model = networks.build(row, bands=4, backbone=name).eval()
+        with torch.no_grad():
+            check_predictions(row, model(images), (64, 64), 4, [torch.float32], networks.SCALE)
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Networks whose weights are all zero, where only their shapes matter: billions need not be drawn."""
+
+    def zero(tensor, *args, **kwargs):
+        return tensor.detach().zero_()
+
+    for name in ("uniform_", "normal_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_"):
+        monkeypatch.setattr(torch.nn.init, name, zero)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_listed_backbones_fit(networks, undrawn, row):
+    light = {"resnet18", "mobilenet_v3_small", "regnet_y_400mf", "efficientnet_b0", "densenet121"}
+    assert light <= set(model_class(row).backbones())
+    check_backbones(networks, row, sorted(light))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS)
+def test_all_listed_backbones_fit(networks, undrawn, row):
+    names = model_class(row).backbones()
+    assert len(names) > 50
+    check_backbones(networks, row, names)
+
+
 # One that keeps all its resolutions to the end: what leads only to feature maps that a row does not look at is left out.
 UNDILATED = {"DeepLab": {"keep_dilation": False, "aux_loss": False}}
 
