@@ -165,7 +165,7 @@ def read(path: str | Path, task: str | None = None, format: str | None = None) -
 
 
 class OtherTask(ValueError):
-    """A data set is in no format that serves the task; `tasks` are those that it does serve, as far as it is known."""
+    """A data set is in a format that does not serve the task; `tasks` are those that it serves."""
 
     def __init__(self, message: str, tasks: Sequence[str]) -> None:
         super().__init__(message)
@@ -216,7 +216,7 @@ def _locate(path: Path, names: list[str], task: str | None, forced: bool) -> tup
     if forced:
         what = f"is not in the format {names[0]}"
     known = next((name for name in FORMATS if name not in names and FORMATS[name].recognise(path)), None)
-    tasks = FORMATS[known].TASKS if known else ()
-    other = f" It is in the format {known} ({', '.join(tasks)})." if known else ""
+    other = f" It is in the format {known} ({', '.join(FORMATS[known].TASKS)})." if known else ""
     layouts = "\n".join(f"  {name}: {FORMATS[name].LAYOUT}" for name in names)
-    raise OtherTask(f"{path} {what}.{other} {advice.found(path)}\nFormats that would do:\n{layouts}", tasks)
+    message = f"{path} {what}.{other} {advice.found(path)}\nFormats that would do:\n{layouts}"
+    raise OtherTask(message, FORMATS[known].TASKS) if known else ValueError(message)
