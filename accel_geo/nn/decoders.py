@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from accel_geo.nn.semantic_heads import ASPP, Cells, ConvNormRelu
 
-UNET_WIDTHS = {"full": (256, 128, 64, 32, 16), "small": (128, 64, 32, 16, 8)}
+UNET_WIDTHS = {"full": (256, 128, 64, 32, 16), "small": (128, 64, 32, 32, 16)}
 
 
 class UnetDecoder(nn.Module):
