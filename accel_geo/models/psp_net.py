@@ -26,7 +26,7 @@ class PSPNetClassifier(PixelClassifier):
         data: the data, or their DataSpec.
         backbone: a torchvision or timm name, see nn/backbones.py.
         weights: None (random), "default" (pretrained backbone) or a path, see nn/weights.py.
-        size: "full", or "small": a quarter of the width, and a decoder of half the width.
+        size: "full", or "small": a quarter of the width, and a decoder of about half the width.
         use_unet: with a U-Net's decoder.
         pyramid_sizes: sides of the grids that are pooled.
         aux_loss: without `use_unet`, also train a small head on the last feature map but one, weight 0.4.

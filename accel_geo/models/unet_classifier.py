@@ -19,7 +19,7 @@ class UnetClassifier(PixelClassifier):
         data: the data, or their DataSpec.
         backbone: a torchvision or timm name, see nn/backbones.py.
         weights: None (random), "default" (pretrained encoder) or a path, see nn/weights.py.
-        size: "full", or "small": a decoder of half the width.
+        size: "full", or "small": a decoder of about half the width.
         class_balancing: weigh each class by (all pixels) / (its pixels) in the training chips.
         class_weights: weights of background and the classes, K + 1; computed where `class_balancing` asks for them.
         focal_loss: focal loss of each pixel instead of the cross entropy.
