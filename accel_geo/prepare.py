@@ -107,7 +107,8 @@ def prepare_data(
         edge_tolerance: pixels between centres within which an edge counts as found in metrics (edges); None: 3.
         limit: only the first so many chips in order of image_id.
         seed: of the split and of all that is random in training.
-        num_workers: processes that load chips; "auto": none, unless chips are decoded each time.
+        num_workers: processes that load chips; "auto": none, unless chips are decoded each time. With any, a script
+            needs `if __name__ == "__main__":`, and what it gives as `transforms` stands at the top of a module.
         cache: "disk", "memory", "off" or "auto"; see `accel_geo.data.cache.prepare_store`.
         verify: find changed files by their content, not by size and time alone.
         vectors: file of polygons, lines or points that are the labels of the scenes in `path`.

@@ -1,6 +1,9 @@
 """From a split to batches on the device: loading ahead, pinned memory, copies that overlap with work."""
 
 import itertools
+import multiprocessing
+import pickle
+import sys
 import time
 from collections.abc import Iterator
 
@@ -21,7 +24,8 @@ class Loader:
         sampler: yields lists of requests; asked anew at each iteration.
         device: where batches go.
         dtype: floating dtype of images and targets.
-        workers: loading processes, kept over iterations; 0 loads in this process.
+        workers: loading processes, kept over iterations; 0 loads in this process. Outside a notebook they are no forks
+            of this process, so the script that it runs needs its `if __name__ == "__main__":`.
     """
 
     def __init__(self, chips: Dataset, sampler: object, device: torch.device, dtype: torch.dtype, workers: int) -> None:
@@ -32,6 +36,7 @@ class Loader:
             batch_sampler=sampler,
             collate_fn=collate,
             num_workers=workers,
+            multiprocessing_context=_context() if workers else None,
             persistent_workers=workers > 0,
             pin_memory=device.type == "cuda",
             generator=torch.Generator(),  # else every iteration would draw from the global one
@@ -66,7 +71,13 @@ class Loader:
         return waited
 
     def _timed(self) -> Iterator[Batch]:
-        batches = iter(self.loader)
+        try:
+            batches = iter(self.loader)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"the data cannot be sent to loading processes ({error}): define what is yours, such as transforms=, at "
+                "the top of a module, not as a lambda or within a function; or load in this process: num_workers=0"
+            ) from error
         while True:
             begin = time.perf_counter()
             batch = next(batches, None)
@@ -86,6 +97,20 @@ class Loader:
             return value
         dtype = self.dtype if value.is_floating_point() else value.dtype
         return value.to(self.device, dtype, non_blocking=True)
+
+
+def _context() -> multiprocessing.context.BaseContext | None:
+    """Return how loading processes start.
+
+    Beside the threads of training a fork may copy a lock that one of them holds, and then the worker waits for ever:
+    seen once in some thousand forks. So they are forked from a server that has loaded the modules and runs no threads.
+    What is defined in a notebook only a fork inherits.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods() or not hasattr(sys.modules["__main__"], "__file__"):
+        return None
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["accel_geo.data.chips"])
+    return context
 
 
 def in_parts(batches: Iterator[Batch], parts: int) -> Iterator[list[Batch]]:
