@@ -24,12 +24,13 @@ parser = Parser(
     task="semantic",
     epochs=20,
     batch_size=8,
-    lr=1e-3,
+    # Beside random heads 1e-3 left real roofs at 0.62 IoU after 20 epochs, 2e-3 at 0.66, this at 0.67.
+    lr=3e-3,
     # Up over the first quarter of the steps, then down to almost nothing.
     schedule="one_cycle",
     backbone="resnet101",
     # The built-in scenes are small: light networks learn them on a laptop within minutes.
-    builtin={"epochs": 20, "lr": 3e-3, "backbone": "resnet18"},
+    builtin={"backbone": "resnet18"},
 )
 add = parser.add_argument
 add("--plus", action="store_true", help="DeepLabV3+: refine beside the map of stride 4 (default: off)")
