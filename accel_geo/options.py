@@ -166,7 +166,12 @@ class Parser(argparse.ArgumentParser):
             help="processes to start on this machine (default: 1)",
         )
         add("--cpu", action="store_true", help="use the CPU even where there is a GPU (default: off)")
-        add("--threads", type=of.positive, metavar="N", help="CPU threads of a process (default: all cores, shared)")
+        add(
+            "--threads",
+            type=of.positive,
+            metavar="N",
+            help="CPU threads of a process (default: OMP_NUM_THREADS of a lone one, else all cores, shared)",
+        )
         add(
             "--timeout",
             type=of.between(0),

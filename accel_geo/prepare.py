@@ -107,8 +107,7 @@ def prepare_data(
         edge_tolerance: pixels between centres within which an edge counts as found in metrics (edges); None: 3.
         limit: only the first so many chips in order of image_id.
         seed: of the split and of all that is random in training.
-        num_workers: processes that load chips; "auto": none, unless chips are decoded each time. With any, a script
-            needs `if __name__ == "__main__":`, and what it gives as `transforms` stands at the top of a module.
+        num_workers: processes that load chips; "auto": none, unless chips are decoded each time.
         cache: "disk", "memory", "off" or "auto"; see `accel_geo.data.cache.prepare_store`.
         verify: find changed files by their content, not by size and time alone.
         vectors: file of polygons, lines or points that are the labels of the scenes in `path`.
@@ -137,6 +136,11 @@ def prepare_data(
         raise ValueError(f"cache={cache!r} is not known; it is one of {', '.join(MODES)}")
     if valid_match is not None and valid_path is not None:
         raise ValueError("valid_match and valid_path both say what to validate on; give one of them")
+    if not (isinstance(transforms, bool) or callable(transforms)):
+        raise ValueError(
+            f"transforms={transforms!r} must be True (the task's preset), False (none), a function (sample, key) -> sample, "
+            "or a transform of torchvision.transforms.v2, such as v2.Compose([...]) of several"
+        )
     for name, number in (("batch_size", batch_size), ("limit", limit), ("scale", scale)):
         if number is not None and not (isinstance(number, Integral) and number >= 1):
             raise ValueError(f"{name}={number!r} must be at least 1, a whole number")
@@ -337,7 +341,8 @@ def _spec(
     readable = [[i for i in side if i not in source.store.problems] for source, side in zip(sources, train)]
     if not any(readable):
         raise ValueError(f"no training chip of {united.root} can be read")
-    dtype = str(np.result_type(*(dtype for source in sources for dtype in source.store.dtypes)))
+    dtypes = sorted({str(dtype) for source in sources for dtype in source.store.dtypes})
+    dtype = str(np.result_type(*dtypes))
     moments = merge_all([source.moments(positions) for source, positions in zip(sources, readable) if positions])
     low, high, mean, std = map(tuple, scaling(moments, dtype))
     sizes = Counter(size for source, side in zip(sources, readable) for size in source.store.sizes(side))
@@ -357,6 +362,8 @@ def _spec(
         multilabel=united.multilabel,
         ignore_background=ignore_background and united.task == "semantic",
         band_indexes=bands.indexes,
+        all_bands=not bands.chosen,
+        file_dtypes=tuple(dtypes),
         resize_to=resize,
         nodata=bands.nodata,
         map_space=united.map_space,

@@ -5,6 +5,7 @@ import multiprocessing
 import pickle
 import sys
 import time
+import types
 from collections.abc import Iterator
 
 import torch
@@ -24,8 +25,7 @@ class Loader:
         sampler: yields lists of requests; asked anew at each iteration.
         device: where batches go.
         dtype: floating dtype of images and targets.
-        workers: loading processes, kept over iterations; 0 loads in this process. Outside a notebook they are no forks
-            of this process, so the script that it runs needs its `if __name__ == "__main__":`.
+        workers: loading processes, kept over iterations; 0 loads in this process.
     """
 
     def __init__(self, chips: Dataset, sampler: object, device: torch.device, dtype: torch.dtype, workers: int) -> None:
@@ -36,7 +36,7 @@ class Loader:
             batch_sampler=sampler,
             collate_fn=collate,
             num_workers=workers,
-            multiprocessing_context=_context() if workers else None,
+            multiprocessing_context=_context(chips) if workers else None,
             persistent_workers=workers > 0,
             pin_memory=device.type == "cuda",
             generator=torch.Generator(),  # else every iteration would draw from the global one
@@ -71,13 +71,7 @@ class Loader:
         return waited
 
     def _timed(self) -> Iterator[Batch]:
-        try:
-            batches = iter(self.loader)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ValueError(
-                f"the data cannot be sent to loading processes ({error}): define what is yours, such as transforms=, at "
-                "the top of a module, not as a lambda or within a function; or load in this process: num_workers=0"
-            ) from error
+        batches = iter(self.loader)
         while True:
             begin = time.perf_counter()
             batch = next(batches, None)
@@ -99,16 +93,38 @@ class Loader:
         return value.to(self.device, dtype, non_blocking=True)
 
 
-def _context() -> multiprocessing.context.BaseContext | None:
+class _Worker(multiprocessing.context.ForkServerProcess):
+    """A process of a server, without the script that runs here: it would be run again, once for each worker."""
+
+    @staticmethod
+    def _Popen(process: multiprocessing.Process) -> object:  # noqa: N802  multiprocessing's name
+        script, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+        try:
+            return multiprocessing.context.ForkServerProcess._Popen(process)
+        finally:
+            sys.modules["__main__"] = script
+
+
+class _Server(multiprocessing.context.ForkServerContext):
+    Process = _Worker
+
+
+def _context(chips: Dataset) -> multiprocessing.context.BaseContext | None:
     """Return how loading processes start.
 
     Beside the threads of training a fork may copy a lock that one of them holds, and then the worker waits for ever:
-    seen once in some thousand forks. So they are forked from a server that has loaded the modules and runs no threads.
-    What is defined in a notebook only a fork inherits.
+    seen once in some thousand forks. So workers are forked from a server that has loaded the modules and runs no
+    threads. But only a fork of this process inherits what cannot be sent, such as a lambda, or what the script that runs
+    here or a notebook defines.
     """
-    if "forkserver" not in multiprocessing.get_all_start_methods() or not hasattr(sys.modules["__main__"], "__file__"):
+    if "forkserver" not in multiprocessing.get_all_start_methods():
         return None
-    context = multiprocessing.get_context("forkserver")
+    try:
+        if b"__main__" in pickle.dumps(chips):
+            return None
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return None
+    context = _Server()
     context.set_forkserver_preload(["accel_geo.data.chips"])
     return context
 

@@ -27,6 +27,9 @@ MPI = (
     ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
 )
 
+# What a user set before the start; launchers set 1 of their own accord.
+THREADS = None if any(name.startswith("ACCELERATE_") for name in os.environ) else os.environ.get("OMP_NUM_THREADS")
+
 
 def launched(env: Mapping[str, str] = os.environ) -> bool:
     """Say whether a launcher started this process as one of a world."""
@@ -155,7 +158,8 @@ def start(
 
     Args:
         cpu: use the CPU even where an accelerator exists.
-        threads: CPU threads of this process; None: a lone process takes all cores, several of a machine share them.
+        threads: CPU threads of this process; None: a lone process takes OMP_NUM_THREADS or all cores, several of a
+            machine share them.
         timeout: seconds after which a collective call that some process never reaches fails.
         precision: "no", "bf16" or "fp16"; None takes accelerate's own setting.
         tracker: a tracker that accelerate knows, such as "tensorboard".
@@ -215,7 +219,8 @@ def start(
         )
     if on_cpu:
         keep_freed_memory()
-        torch.set_num_threads(threads or max(1, available_cores() // local))
+        alone = int(THREADS) if local == 1 and (THREADS or "").isdecimal() else 0
+        torch.set_num_threads(threads or alone or max(1, available_cores() // local))
     elif threads:
         torch.set_num_threads(threads)
     return accelerator
