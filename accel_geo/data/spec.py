@@ -26,6 +26,9 @@ class DataSpec:
         multilabel: a chip may have several labels (classification).
         ignore_background: background is neither trained nor predicted (sparse labels).
         band_indexes: positions of the bands in the files, from 1.
+        all_bands: the files hold no other bands, but for alpha; False where bands were chosen, or an older model does not
+            tell.
+        file_dtypes: types of the pixels in the files, which `dtype` holds together.
         resize_to: (H, W) that each chip is resized to before anything else.
         nodata: pixel value that means "no data" in the files; NaN always does.
         map_space: imagery seen from above in map orientation, which may be turned and mirrored at will.
@@ -53,6 +56,8 @@ class DataSpec:
     scale: int = 1
     isthing: tuple[bool, ...] = ()
     edge_tolerance: float = 3.0
+    all_bands: bool = False
+    file_dtypes: tuple[str, ...] = ()
 
     def scaled(self, pixels: np.ndarray, missing: np.ndarray | None = None) -> np.ndarray:
         """Scale pixels [C, H, W] of the chosen bands to the float32 image that networks see.
