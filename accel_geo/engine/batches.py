@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from accel_geo.data.chips import collate
 
+MOST_SENT = 2**28  # bytes of the data that each loading process gets a copy of
+
 Batch = tuple[Tensor, list[dict]]
 
 
@@ -105,6 +107,17 @@ class _Worker(multiprocessing.context.ForkServerProcess):
             sys.modules["__main__"] = script
 
 
+class _Scan:
+    """A file for pickling that keeps nothing, and refuses what had better not be sent."""
+
+    size = 0
+
+    def write(self, data: bytes) -> None:
+        self.size += len(data)
+        if b"__main__" in bytes(data) or self.size > MOST_SENT:
+            raise pickle.PicklingError("to be inherited")
+
+
 class _Server(multiprocessing.context.ForkServerContext):
     Process = _Worker
 
@@ -114,14 +127,13 @@ def _context(chips: Dataset) -> multiprocessing.context.BaseContext | None:
 
     Beside the threads of training a fork may copy a lock that one of them holds, and then the worker waits for ever:
     seen once in some thousand forks. So workers are forked from a server that has loaded the modules and runs no
-    threads. But only a fork of this process inherits what cannot be sent, such as a lambda, or what the script that runs
-    here or a notebook defines.
+    threads. But only a fork of this process inherits what cannot be sent, such as a lambda or what the script that runs
+    here or a notebook defines, and shares what would be large to send, such as chips that are kept in memory.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return None
     try:
-        if b"__main__" in pickle.dumps(chips):
-            return None
+        pickle.Pickler(_Scan()).dump(chips)
     except (pickle.PicklingError, AttributeError, TypeError):
         return None
     context = _Server()

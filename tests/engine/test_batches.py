@@ -10,6 +10,7 @@ import torch
 
 import accel_geo
 from accel_geo import prepare_data
+from accel_geo.engine import batches
 from accel_geo.engine.batches import Loader
 from accel_geo.parallel.order import Request
 
@@ -63,6 +64,13 @@ for given in (samples.Samples(), Mine()):
     options = {"env": environment, "capture_output": True, "text": True, "timeout": 200, "cwd": tmp_path}
     done = subprocess.run([sys.executable, "-"], input="import os, torch" + script, **options)
     assert done.stdout.splitlines() == ["run", "{False}", "{True}"], done.stderr
+
+
+def test_chips_in_memory_are_shared_where_they_are_large(monkeypatch):
+    chips = Parents()
+    chips.pixels = torch.ones(2**20)
+    monkeypatch.setattr(batches, "MOST_SENT", 2**20)
+    assert {target["parent"] for target in load(chips, 1)} == {os.getpid()}
 
 
 def test_transforms_that_cannot_be_sent_are_inherited(chips):
