@@ -137,7 +137,7 @@ def _context(chips: Dataset) -> multiprocessing.context.BaseContext | None:
     except (pickle.PicklingError, AttributeError, TypeError):
         return None
     context = _Server()
-    context.set_forkserver_preload(["accel_geo.data.chips"])
+    context.set_forkserver_preload(["accel_geo.data.chips", "accel_geo.data.formats", "datasets"])
     return context
 
 
