@@ -9,6 +9,7 @@ import os
 import shlex
 import socket
 import sys
+import warnings
 from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
 
@@ -197,6 +198,8 @@ def start(
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     # Sharding is done by torch's fully_shard in the loop, on the CPU too, where accelerate would ignore it.
     fsdp = os.environ.pop("ACCELERATE_USE_FSDP", None)
+    # torch's new name for it is none that accelerate passes on.
+    warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
     try:
         accelerator = Accelerator(
             cpu=on_cpu,
