@@ -204,6 +204,21 @@ def _read(raster: Raster, bands: Bands, window: Window | None) -> Pixels:
     values = source.read(list(bands.indexes), window=window)
     if values.dtype.kind == "c":
         raise ValueError(f"pixels of type {values.dtype} are not supported; write the parts as two bands")
+    missing, ignored = _without_data(values, nodata)
+    if any(bands.alpha or not alpha for alpha in masks):
+        hidden = source.read_masks(1, window=window) == 0
+        if hidden.any():
+            missing = np.repeat(hidden[None], len(values), 0) if missing is None else missing | hidden
+    return _blanked(values, missing, ignored)
+
+
+def array_pixels(values: np.ndarray, nodata: float | None) -> Pixels:
+    """Return pixels [C, H, W] in memory as those of a file with this nodata value would be read."""
+    return _blanked(values.copy(), *_without_data(values, nodata))
+
+
+def _without_data(values: np.ndarray, nodata: float | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+    # Where bands are missing by their own values, and where NaN makes the pixel as a whole ignored.
     missing = ignored = None
     if values.dtype.kind == "f":
         missing = ~np.isfinite(values)
@@ -215,10 +230,10 @@ def _read(raster: Raster, bands: Bands, window: Window | None) -> Pixels:
         if values.dtype.itemsize == 1:  # 0 or 255 in one band alone is a dark or bright pixel
             without = np.repeat(without.all(0)[None], len(values), 0)
         missing = without if missing is None else missing | without
-    if any(bands.alpha or not alpha for alpha in masks):
-        hidden = source.read_masks(1, window=window) == 0
-        if hidden.any():
-            missing = np.repeat(hidden[None], len(values), 0) if missing is None else missing | hidden
+    return missing, ignored
+
+
+def _blanked(values: np.ndarray, missing: np.ndarray | None, ignored: np.ndarray | None) -> Pixels:
     if missing is None or not missing.any():
         return Pixels(values)
     np.copyto(values, 0, where=missing)

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from numbers import Real
 
 import torch
 from torch import nn
@@ -264,7 +265,7 @@ def fit(
         ValueError: contradictory options, too few samples for the processes, a loss that is not finite, a folder in use.
         OSError: the folder cannot be written.
     """
-    batch_size = batch_size or data.batch_size
+    batch_size = data.batch_size if batch_size is None else batch_size
     options = {
         "epochs": epochs,
         "max_steps": max_steps,
@@ -318,6 +319,11 @@ def _check_options(options: dict, data: object) -> None:
     for name in ("epochs", "max_steps", "eval_every", "save_every", "keep", "early_stopping"):
         if options[name] is not None and options[name] < 1:
             raise ValueError(f"--{name.replace('_', '-')} {options[name]} must be at least 1")
+    if not isinstance(options["lr"], Real | None):
+        raise ValueError(
+            f"lr={options['lr']!r} must be a number, the largest learning rate, or None: a range test finds it then, as the "
+            "recipes' --lr auto does"
+        )
     for name in ("lr", "clip"):
         if options[name] is not None and not options[name] > 0:
             raise ValueError(f"--{name} {options[name]} must be above 0")
@@ -354,7 +360,7 @@ def lr_find(
     timeout: float = 600.0,
 ) -> tuple[float, list[tuple[float, float]]]:
     """Return a learning rate and the curve of a range test; collective. Options as for `fit`."""
-    batch_size = batch_size or data.batch_size
+    batch_size = data.batch_size if batch_size is None else batch_size
     order.check_cut(order.epoch_length(data.train), batch_size, accumulate, int(os.environ.get("WORLD_SIZE", "1")))
     accelerator = launch.start(cpu=cpu, threads=threads, timeout=timeout, precision=precision)
     model.to(device=accelerator.device, dtype=DTYPES[dtype])

@@ -55,21 +55,45 @@ def check_names(model: type, given: Iterable[str]) -> None:
     Raises:
         TypeError: names the argument, where it belongs or what is near, and those that the model has.
     """
-    parameters = inspect.signature(model.__init__).parameters.values()
-    known = [p.name for p in parameters if p.name not in ("self", "data")]
-    unknown = [] if any(p.kind is p.VAR_KEYWORD for p in parameters) else [name for name in given if name not in known]
-    if not unknown:
+    if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.__init__).parameters.values()):
         return
-    from accel_geo.engine import loop
+    known = _names(model.__init__)
+    for name in given:
+        if name not in known:
+            _refuse_name(model.__name__, name, known, {"prepare_data": _prepare_names(), "fit": _fit_names(model)})
+
+
+def check_fit_names(model: type, given: Iterable[str]) -> None:
+    """Refuse the first keyword argument that a model's `fit` does not have, as `check_names` does."""
+    known = _fit_names(model)
+    for name in given:
+        if name not in known:
+            elsewhere = {"prepare_data": _prepare_names(), model.__name__: _names(model.__init__)}
+            _refuse_name("fit", name, known, elsewhere)
+
+
+def _names(*functions: Callable) -> list[str]:
+    parameters = [p for function in functions for p in inspect.signature(function).parameters.values()]
+    return [p.name for p in parameters if p.name not in ("self", "data", "model") and p.kind is not p.VAR_KEYWORD]
+
+
+def _prepare_names() -> list[str]:
     from accel_geo.prepare import prepare_data
 
-    name, hint = unknown[0], ""
-    for verb, functions in (("prepare_data", [prepare_data]), ("fit", [model.fit, loop.fit])):
-        if any(name in inspect.signature(function).parameters for function in functions):
-            hint += f"; it is one of {verb}"
+    return _names(prepare_data)
+
+
+def _fit_names(model: type) -> list[str]:
+    from accel_geo.engine import loop
+
+    return list(dict.fromkeys(_names(model.fit, loop.fit)))
+
+
+def _refuse_name(who: str, name: str, known: list[str], elsewhere: dict[str, list[str]]) -> None:
+    hint = "".join(f"; it is one of {other}" for other, names in elsewhere.items() if name in names)
     if not hint and (near := difflib.get_close_matches(name, known, n=1, cutoff=0.65)):
         hint = f"; the nearest is {near[0]}"
-    raise TypeError(f"{model.__name__} has no argument {name}{hint}. Its arguments are {', '.join(known)}")
+    raise TypeError(f"{who} has no argument {name}{hint}. Its arguments are {', '.join(known)}")
 
 
 def plain(value: object) -> object:

@@ -7,13 +7,14 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from accel_geo.data.spec import DataSpec
 from accel_geo.models import models_for
 from accel_geo.models.agreement import check_data, read_like
-from accel_geo.models.arguments import NAME, SIZE, Rule, check, check_names, plain
+from accel_geo.models.arguments import NAME, SIZE, Rule, check, check_fit_names, check_names, plain
 from accel_geo.nn.backbones import torchvision_names
 from accel_geo.parallel import keys
 from accel_geo.parallel.reduction import Loss, is_main
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from accel_geo.prepare import GeoData
+
+# How each split comes to have chips.
+FILLED_BY = {
+    "train": "give prepare_data a val_split below 1",
+    "valid": "give prepare_data a val_split above 0, valid_match or valid_path",
+    "test": "give prepare_data a test_path, or data with a test split",
+}
 
 
 class _Row(type):
@@ -152,11 +160,16 @@ class GeoModel(nn.Module, metaclass=_Row):
 
         Returns:
             The run's history: the records of history.jsonl.
+
+        Raises:
+            TypeError: there is no such option.
+            ValueError: what the loop's `fit` refuses.
         """
         from accel_geo.engine import loop
         from accel_geo.models import multi_process
         from accel_geo.parallel.launch import check_environment, launched
 
+        check_fit_names(type(self), options)
         if devices and devices > 1 and not launched():
             return multi_process.fit_in_processes(self, devices, {"epochs": epochs, "lr": lr, **options})
         if devices and devices > 1 and str(devices) != os.environ.get("WORLD_SIZE"):
@@ -188,7 +201,7 @@ class GeoModel(nn.Module, metaclass=_Row):
             distributed: share the chips over all processes of a launched run; collective. Else this process does all.
 
         Raises:
-            ValueError: there are no data, they are of other classes or bands, or there is no such split.
+            ValueError: there are no data, they are of other classes or bands, or there is no such split, or no chip in it.
         """
         from accel_geo.engine.evaluation import evaluate
         from accel_geo.parallel.watch import watching
@@ -198,6 +211,8 @@ class GeoModel(nn.Module, metaclass=_Row):
         data = data or self._data("evaluate")
         if split not in data.splits:
             raise ValueError(f"split={split!r}: one of {', '.join(data.splits)}")
+        if not len(data.splits[split]):
+            raise ValueError(f"split={split!r} has no chips: {FILLED_BY[split]}")
         device = next(self.parameters()).device
         with watching() if distributed else nullcontext():
             found = evaluate(self, data.splits[split], data.task, device=device, distributed=distributed)
@@ -206,12 +221,14 @@ class GeoModel(nn.Module, metaclass=_Row):
         return found.metrics
 
     @torch.no_grad()
-    def predict(self, source: "str | os.PathLike | Tensor | Sequence") -> "dict | list[dict]":
+    def predict(self, source: "str | os.PathLike | np.ndarray | Tensor | Sequence") -> "dict | list[dict]":
         """Predict chips.
 
         Args:
-            source: path of a raster with the bands of the training data, an image tensor [C, H, W] scaled as the
-                DataSpec says, or a list of such.
+            source: path of a raster with the bands of the training data, or among others those of their names; or a
+                numpy array [C, H, W] of the pixels of these bands as such a raster has them, in the units of the training
+                data, where NaN and their nodata value are no data: both are scaled here, as the DataSpec says. Or a
+                tensor [C, H, W] that is scaled already, finite; or a list of such.
 
         Returns:
             For each a dict of tensors on the CPU, keys by task:
@@ -221,6 +238,10 @@ class GeoModel(nn.Module, metaclass=_Row):
             edges: `edges` [H, W], probabilities.
             super_resolution: `image_hr` [C, sH, sW] of a scale s, scaled as the image.
             panoptic: `segment_ids` [H, W], and `segments`, a list of {id, label, isthing, score}.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: no image, another shape, other bands or another type of pixels than the model was trained on.
         """
         if isinstance(source, list | tuple):
             return [self.predict(item) for item in source]
@@ -348,22 +369,26 @@ class GeoModel(nn.Module, metaclass=_Row):
             "versions": versions(),
         }
 
-    def _image(self, source: "str | os.PathLike | Tensor") -> Tensor:
+    def _image(self, source: "str | os.PathLike | np.ndarray | Tensor") -> Tensor:
         # A raster or an image as `predict` takes it, [C, H, W] where and in the type that the network is.
-        from accel_geo.data.images import read_image
+        from accel_geo.data.images import array_image, read_image
 
-        if not isinstance(source, str | os.PathLike | Tensor):
-            raise ValueError(f"{_described(source)} is no image: give the path of a raster, or a tensor [C, H, W]")
-        image = source if isinstance(source, Tensor) else read_image(source, self.spec)
-        bands = self.spec.bands
+        if not isinstance(source, str | os.PathLike | np.ndarray | Tensor):
+            raise ValueError(
+                f"{_described(source)} is no image: give the path of a raster, an array [C, H, W] of its pixels, or a tensor "
+                "[C, H, W] of scaled ones"
+            )
+        bands, image = self.spec.bands, source
+        if not isinstance(source, Tensor):
+            image = (array_image if isinstance(source, np.ndarray) else read_image)(source, self.spec)
         if image.dim() != 3 or image.shape[0] != len(bands) or not image.numel():
             raise ValueError(
                 f"an image must be [{len(bands)}, H, W] of the bands {', '.join(bands)}, not {list(image.shape)}"
             )
         if image is source and not (image.is_floating_point() and image.isfinite().all()):
             raise ValueError(
-                f"the image is {_described(image)}, but must hold finite, scaled pixels: give the raster's path, or "
-                "scale its pixels by spec.scaled(pixels, missing), which makes those without data 0"
+                f"the image is {_described(image)}, but a tensor must hold finite, scaled pixels: give the raster's path, or "
+                "its pixels as a numpy array (tensor.numpy()), which is scaled here as spec.scaled(pixels, missing) does"
             )
         parameter = next(self.parameters())
         return image.to(parameter.device, parameter.dtype)
@@ -379,10 +404,7 @@ class GeoModel(nn.Module, metaclass=_Row):
         if not isinstance(rows, Integral) or rows < 1:
             raise ValueError(f"{verb}: rows={rows!r} must be a whole number of at least 1")
         if not len(data.valid):
-            raise ValueError(
-                f"{verb} draws validation chips, and there are none: give prepare_data a val_split above 0, valid_match or "
-                "valid_path"
-            )
+            raise ValueError(f"{verb} draws validation chips, and there are none: {FILLED_BY['valid']}")
         return data
 
 

@@ -121,6 +121,9 @@ def test_the_report_is_one_page_with_pictures(data: GeoData, tmp_path: Path) -> 
         ({"monitor": "map50"}, "--monitor 'map50' is no metric of semantic; choose"),
         ({"epochs": 0}, "--epochs 0 must be at least 1"),
         ({"lr": -1.0}, "--lr -1.0 must be above 0"),
+        ({"lr": slice(1e-4, 1e-3)}, r"lr=slice\(0.0001, 0.001, None\) must be a number.* or None: .*--lr auto"),
+        ({"lr": "auto"}, "lr='auto' must be a number.* or None"),
+        ({"batch_size": 0}, "--batch-size 0 and --accumulate 1 must be at least 1"),
         ({"accumulate": 4}, "smallest 3.*--per-device-batch-size"),
         ({"ema": 1.5}, "--ema 1.5 must lie between"),
     ],
@@ -128,6 +131,11 @@ def test_the_report_is_one_page_with_pictures(data: GeoData, tmp_path: Path) -> 
 def test_contradictory_options_are_refused(data: GeoData, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fit(small(data), **options)
+
+
+def test_no_batch_is_as_little_allowed_in_a_range_test(data: GeoData) -> None:
+    with pytest.raises(ValueError, match="--batch-size 0"):
+        small(data).lr_find(batch_size=0)
 
 
 def test_without_data_a_model_says_what_it_needs(data: GeoData) -> None:

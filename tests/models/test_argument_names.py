@@ -38,6 +38,23 @@ def test_where_an_argument_belongs(networks, row, argument, hint):
         networks.build(row, **{argument: 1})
 
 
+@pytest.mark.parametrize(
+    "argument, hint",
+    [
+        ("one_cycle", ""),
+        ("pixel_mean", ""),
+        ("acumulate", "; the nearest is accumulate"),
+        ("chip_size", "; it is one of prepare_data"),
+        ("gamma", "; it is one of UnetClassifier"),
+    ],
+)
+def test_fit_names_its_options(networks, argument, hint):
+    with pytest.raises(TypeError) as caught:
+        networks.build("UnetClassifier").fit(1, 1e-3, **{argument: True})
+    said = re.escape(f"fit has no argument {argument}{hint}. Its arguments are epochs, lr, devices, batch_size, ")
+    assert re.fullmatch(said + ".*schedule, .*", str(caught.value))
+
+
 @pytest.mark.parametrize("row", MODELS)
 def test_backbones_are_listed(networks, row):
     names = model_class(row).backbones()

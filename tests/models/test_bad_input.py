@@ -399,12 +399,16 @@ def test_images(models, row):
         with refused(allowed, found):
             model.predict(wrong)
     for wrong, found in [((image * 255).byte(), "torch.uint8"), (torch.full_like(image, NAN), "finite")]:
-        with refused(found, "spec.scaled"):
+        with refused(found, "spec.scaled", "a numpy array (tensor.numpy())"):
             model.predict(wrong)
-    with refused("a ndarray is no image", "the path of a raster"):
+    with refused("a dict is no image", "the path of a raster", "an array [C, H, W]"):
+        model.predict({})
+    with refused("the array is float32", "pixels of uint8", "a tensor"):
         model.predict(image.numpy())
     with refused("not found", "a raster file", error=FileNotFoundError):
         model.predict("no/such.tif")
+    with refused(". is a folder", "name its rasters: ./*.tif"):
+        model.predict(".")
     for wrong, *words in [
         (torch.rand(2, 4, 64, 64), "[2, 4, 64, 64]", "[B, 3, H, W]", "red, green, blue"),
         (image, "[3, 64, 64]", "[B, 3, H, W]"),
@@ -414,6 +418,14 @@ def test_images(models, row):
     ]:
         with refused(*words):
             model(wrong)
+
+
+@every_row
+def test_pixels_in_memory_are_scaled_as_those_of_a_file(models, row):
+    pixels = np.random.default_rng(1).integers(0, 256, (3, 64, 64)).astype(np.uint8)
+    of_array, of_tensor = models(row).predict([pixels, torch.from_numpy(pixels / np.float32(255))])
+    assert of_array.keys() == of_tensor.keys()
+    assert all(torch.equal(v, of_tensor[k]) for k, v in of_array.items() if isinstance(v, torch.Tensor))
 
 
 @every_row
@@ -430,6 +442,10 @@ def test_splits(models):
     chips = SimpleNamespace(spec=models("UnetClassifier").spec, splits={"train": [], "valid": []})
     with refused("split='val'", "one of train, valid"):
         models("UnetClassifier").evaluate(chips, split="val")
+    chips.splits["test"] = []
+    for split, way in (("valid", "a val_split above 0"), ("test", "test_path")):
+        with refused(f"split='{split}' has no chips", way):
+            models("UnetClassifier").evaluate(chips, split=split)
 
 
 # Tiny chips -----------------------------------------------------------------------------------------------------------
