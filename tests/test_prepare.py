@@ -1,5 +1,6 @@
 """prepare_data and GeoData: splits, options, sizes, padding, what is refused, what is told."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +124,44 @@ def test_user_transforms(folder):
         cut.train[Request(0, 1)]
 
 
+def forgetful(sample, key):
+    sample["image"] = sample["image"].flip(-1)
+
+
+def imageless(sample, key):
+    return {"mask": sample["mask"]}
+
+
+class Odd(Exception):
+    """An error that cannot be made of a text alone."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+def failing(sample, key):
+    raise Odd(1, 2)
+
+
+@pytest.mark.parametrize(
+    "workers, transform, message",
+    [
+        (0, forgetful, "the transform returned None for {file}, but must return the sample, a dict: return sample"),
+        (0, imageless, "the transform returned a dict without an image for {file}"),
+        (0, failing, "the transform failed on {file}: Odd: 1 and 2"),
+        (1, failing, "the transform failed on {file}: Odd: 1 and 2"),
+    ],
+)
+def test_transforms_that_fail_are_told_with_the_chip(folder, workers, transform, message):
+    from accel_geo.engine.batches import Loader
+
+    chips = prepare_data(folder, transforms=transform).train
+    loader = Loader(chips, [[Request(3, 1)]], torch.device("cpu"), torch.float32, workers)
+    with pytest.raises(ValueError, match=re.escape(message.format(file=chips.files[3]))) as caught:
+        list(loader)
+    assert workers or transform is not failing or isinstance(caught.value.__cause__, Odd)
+
+
 def test_mixed_sizes_pad_to_what_is_asked(mixed):
     data = prepare_data(mixed, val_split=0)
     sizes = data.train.sizes
@@ -172,6 +211,8 @@ def test_a_picture_of_a_batch(folder, tmp_path):
         ({"chip_size": 0}, "chip_size=0"),
         ({"resize_to": (1, 2, 3)}, "height, width"),
         ({"num_workers": "many"}, "num_workers"),
+        ({"transforms": "flip"}, "transforms='flip' must be True .*function.*v2"),
+        ({"transforms": [lambda sample, key: sample]}, r"v2.Compose\(\[...\]\) of several"),
         ({"vectors": "a.gpkg"}, "needs chip_size"),
         ({"cache": "ram"}, "auto, disk, memory, off"),
     ],

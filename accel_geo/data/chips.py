@@ -136,7 +136,7 @@ class Chips(Dataset):
                 sample["missing"] = torch.from_numpy(missing)
             sample = KINDS[self.spec.task].fill(sample, chip.label, self.spec, part.index_of)
             if self._transform is not None:
-                sample = self._transform(sample, key if self.training else 0)
+                sample = self._transformed(sample, key if self.training else 0, self.files[index])
             sample.pop("missing", None)
         height, width = sample["image"].shape[-2:]
         if (height, width) != self.sizes[index]:
@@ -148,6 +148,21 @@ class Chips(Dataset):
         if chip.pixels is None:
             sample["problem"] = chip.problem
         return sample
+
+    def _transformed(self, sample: dict, key: int, file: str) -> dict:
+        # What the transform makes of a sample: it may be a user's own, so what is wrong with it is said with the chip.
+        try:
+            made = self._transform(sample, key)
+        except Exception as error:  # whatever it raises; of some types a loading process could not tell the message
+            raise ValueError(f"the transform failed on {file}: {type(error).__name__}: {error}") from error
+        if not isinstance(made, dict) or not isinstance(made.get("image"), Tensor):
+            found = (
+                "a dict without an image" if isinstance(made, dict) else "None" if made is None else type(made).__name__
+            )
+            raise ValueError(
+                f"the transform returned {found} for {file}, but must return the sample, a dict: return sample"
+            )
+        return made
 
 
 def empty_labels(spec: DataSpec, size: tuple[int, int]) -> dict:
