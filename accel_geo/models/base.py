@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # How each split comes to have chips.
 FILLED_BY = {
     "train": "give prepare_data a val_split below 1",
-    "valid": "give prepare_data a val_split above 0, valid_match or valid_path",
-    "test": "give prepare_data a test_path, or data with a test split",
+    "valid": "give prepare_data a val_split above 0, valid_match or valid_path (--valid)",
+    "test": "give prepare_data a test_path (--test), or data with a test split",
 }
 
 

@@ -373,7 +373,9 @@ def test_a_run_is_not_resumed_on_other_data(tmp_path):
     run = {"cpu": True, "threads": 1, "output": tmp_path / "run"}
     options = {"task": "semantic", "val_split": 0.5, "cache": "memory", "batch_size": 2}
     build, small = model_class("UnetClassifier"), {"backbone": "resnet18", "size": "small"}
-    build(prepare_data(folder, **options), **small).fit(1, 1e-3, **run)
+    history = build(prepare_data(folder, **options), **small).fit(1, 1e-3, **run)
+    same = prepare_data(folder, **options, bands=[1, 2, 3])  # chosen, but the same
+    assert build(same, **small).fit(1, 1e-3, **run, resume=True) == history
     other = prepare_data(folder, **options, class_mapping={"1": "roof"}, bands=[3, 2, 1])
     with refused(
         "classes was ['1'], now ['roof']",
