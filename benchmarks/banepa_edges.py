@@ -29,7 +29,7 @@ KINDS = {
     "hed_unadapted": ("hed", True, None),
     "hed_from_scratch": ("hed", False, 3e-4),
     "hed_fine_tuned": ("hed", True, 1e-4),
-    "bdcn_fine_tuned": ("bdcn", True, 1e-4),
+    "bdcn_fine_tuned": ("bdcn", True, 3e-4),
 }
 
 
