@@ -30,7 +30,7 @@ parser = Parser(
     schedule="one_cycle",
     backbone="vgg16",
     # The built-in scenes are small: a light network learns them on a laptop within minutes.
-    builtin={"epochs": 8, "lr": 3e-3, "backbone": "resnet18"},
+    builtin={"epochs": 24, "lr": 3e-3, "backbone": "resnet18"},
 )
 parser.add_argument(
     "--balance-over",
