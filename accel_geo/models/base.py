@@ -231,7 +231,8 @@ class GeoModel(nn.Module, metaclass=_Row):
                 tensor [C, H, W] that is scaled already, finite; or a list of such.
 
         Returns:
-            For each a dict of tensors on the CPU, keys by task:
+            For each a dict of tensors on the CPU, in pixels of what the network sees (an image that is resized where the
+            training data were: `spec.resize_to`), keys by task:
             classification: `scores` [K].
             detection: `boxes` [N, 4], `labels` [N] 1..K, `scores` [N], best first; instances: `masks` bool [N, H, W] too.
             semantic: `mask` [H, W], `scores` [K + 1, H, W], background first.
