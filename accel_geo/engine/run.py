@@ -265,9 +265,7 @@ def _check_same_run(found: ckpt.Checkpoint, model: nn.Module, data: object) -> N
     """Refuse a checkpoint of another network or of other data: what follows would be no continuation."""
     theirs, ours = dict(found.config), json.loads(json.dumps(model.config()))
     theirs["spec"] = DataSpec.from_json(theirs["spec"]).to_json()  # with what was no part of it when the run began
-    theirs["spec"] |= {
-        name: ours["spec"][name] for name in ("all_bands", "file_dtypes")
-    }  # for predict alone
+    theirs["spec"] |= {name: ours["spec"][name] for name in ("all_bands", "file_dtypes")}  # for predict alone
     pairs = [("class", theirs["class"], ours["class"])]
     parts = [(theirs[part], ours[part]) for part in ("arguments", "spec")]
     parts.append((found.training.get("training_only", model.training_only), model.training_only))  # or an older run's
