@@ -156,9 +156,7 @@ class Chips(Dataset):
         except Exception as error:  # whatever it raises; of some types a loading process could not tell the message
             raise ValueError(f"the transform failed on {file}: {type(error).__name__}: {error}") from error
         if not isinstance(made, dict) or not isinstance(made.get("image"), Tensor):
-            found = (
-                "a dict without an image" if isinstance(made, dict) else "None" if made is None else type(made).__name__
-            )
+            found = "a dict without an image" if isinstance(made, dict) else f"{made!r:.50}"
             raise ValueError(
                 f"the transform returned {found} for {file}, but must return the sample, a dict: return sample"
             )

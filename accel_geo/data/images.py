@@ -96,9 +96,8 @@ def _find_bands(path: Path, spec: DataSpec) -> tuple[list[int] | None, str]:
     bands = describe_bands(path, None)
     with rasterio.Env(**GDAL_OPTIONS), rasterio.open(path) as source:
         count, alphas = source.count, describe(source).alphas
-        described = {
-            i: name for i, name in enumerate(source.descriptions, 1) if name
-        }  # surer than colours, by default RGB
+        # Surer than the colours, which are red, green and blue by default.
+        described = {i: name for i, name in enumerate(source.descriptions, 1) if name}
         dtypes = ", ".join(dict.fromkeys(source.dtypes))
     names = dict(zip(bands.indexes, bands.names))
     wanted = [name.casefold() for name in spec.bands]

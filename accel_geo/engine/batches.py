@@ -1,11 +1,7 @@
 """From a split to batches on the device: loading ahead, pinned memory, copies that overlap with work."""
 
 import itertools
-import multiprocessing
-import pickle
-import sys
 import time
-import types
 from collections.abc import Iterator
 
 import torch
@@ -13,8 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from accel_geo.data.chips import collate
-
-MOST_SENT = 2**28  # bytes of the data that each loading process gets a copy of
+from accel_geo.engine.loading import loading_context
 
 Batch = tuple[Tensor, list[dict]]
 
@@ -38,7 +33,7 @@ class Loader:
             batch_sampler=sampler,
             collate_fn=collate,
             num_workers=workers,
-            multiprocessing_context=_context(chips) if workers else None,
+            multiprocessing_context=loading_context(chips) if workers else None,
             persistent_workers=workers > 0,
             pin_memory=device.type == "cuda",
             generator=torch.Generator(),  # else every iteration would draw from the global one
@@ -93,52 +88,6 @@ class Loader:
             return value
         dtype = self.dtype if value.is_floating_point() else value.dtype
         return value.to(self.device, dtype, non_blocking=True)
-
-
-class _Worker(multiprocessing.context.ForkServerProcess):
-    """A process of a server, without the script that runs here: it would be run again, once for each worker."""
-
-    @staticmethod
-    def _Popen(process: multiprocessing.Process) -> object:  # noqa: N802  multiprocessing's name
-        script, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
-        try:
-            return multiprocessing.context.ForkServerProcess._Popen(process)
-        finally:
-            sys.modules["__main__"] = script
-
-
-class _Scan:
-    """A file for pickling that keeps nothing, and refuses what had better not be sent."""
-
-    size = 0
-
-    def write(self, data: bytes) -> None:
-        self.size += len(data)
-        if b"__main__" in bytes(data) or self.size > MOST_SENT:
-            raise pickle.PicklingError("to be inherited")
-
-
-class _Server(multiprocessing.context.ForkServerContext):
-    Process = _Worker
-
-
-def _context(chips: Dataset) -> multiprocessing.context.BaseContext | None:
-    """Return how loading processes start.
-
-    Beside the threads of training a fork may copy a lock that one of them holds, and then the worker waits for ever:
-    seen once in some thousand forks. So workers are forked from a server that has loaded the modules and runs no
-    threads. But only a fork of this process inherits what cannot be sent, such as a lambda or what the script that runs
-    here or a notebook defines, and shares what would be large to send, such as chips that are kept in memory.
-    """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return None
-    try:
-        pickle.Pickler(_Scan()).dump(chips)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return None
-    context = _Server()
-    context.set_forkserver_preload(["accel_geo.data.chips", "accel_geo.data.formats", "datasets"])
-    return context
 
 
 def in_parts(batches: Iterator[Batch], parts: int) -> Iterator[list[Batch]]:

@@ -222,11 +222,16 @@ def start(
         )
     if on_cpu:
         keep_freed_memory()
-        alone = int(THREADS) if local == 1 and (THREADS or "").isdecimal() else 0
-        torch.set_num_threads(threads or alone or max(1, available_cores() // local))
+        torch.set_num_threads(threads or _default_threads(local))
     elif threads:
         torch.set_num_threads(threads)
     return accelerator
+
+
+def _default_threads(local: int) -> int:
+    # Of a process on the CPU, one of so many on this machine.
+    alone = int(THREADS) if local == 1 and (THREADS or "").isdecimal() else 0
+    return alone or max(1, available_cores() // local)
 
 
 def keep_freed_memory() -> None:

@@ -132,3 +132,10 @@ def test_fp16_and_unknown_precisions_are_refused(monkeypatch):
             launch.start(precision="fp16")
     with pytest.raises(ValueError, match="fp8"):
         launch.start(cpu=True, precision="fp8")
+
+
+def test_threads_that_a_user_set_count_for_a_lone_process(monkeypatch):
+    monkeypatch.setattr(launch, "available_cores", lambda: 8)
+    for asked, local, expected in (("3", 1, 3), ("3", 2, 4), (None, 1, 8), ("many", 1, 8), ("0", 1, 8), (None, 16, 1)):
+        monkeypatch.setattr(launch, "THREADS", asked)
+        assert launch._default_threads(local) == expected, (asked, local)

@@ -10,7 +10,7 @@ import torch
 
 import accel_geo
 from accel_geo import prepare_data
-from accel_geo.engine import batches
+from accel_geo.engine import loading
 from accel_geo.engine.batches import Loader
 from accel_geo.parallel.order import Request
 
@@ -69,7 +69,7 @@ for given in (samples.Samples(), Mine()):
 def test_chips_in_memory_are_shared_where_they_are_large(monkeypatch):
     chips = Parents()
     chips.pixels = torch.ones(2**20)
-    monkeypatch.setattr(batches, "MOST_SENT", 2**20)
+    monkeypatch.setattr(loading, "MOST_SENT", 2**20)
     assert {target["parent"] for target in load(chips, 1)} == {os.getpid()}
 
 
